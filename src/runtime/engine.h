@@ -1,0 +1,86 @@
+// Runs a GGUF model over our caches. The only room that sees ggml and libllama; its headers do not show
+// them. One Engine per process is enough; an Engine is used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "anchorkv/rope.h"
+#include "anchorkv/status.h"
+#include "cache/kv_cache.h"
+
+namespace anchorkv {
+
+// What a GGUF file says, read without loading weights.
+struct ModelInfo {
+  std::string path;
+  std::string architecture;  // "llama", "qwen2"
+  std::string name;          // general.name, may be empty
+  std::string quantization;  // majority type of the weights, e.g. "Q4_1"
+  int layers = 0;
+  int hidden = 0;
+  int q_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int vocab = 0;
+  int64_t context = 0;        // training context
+  int64_t parameters = 0;
+  int64_t file_bytes = 0;
+  double rms_epsilon = 1e-5;
+  bool key_bias = false;
+  std::string rope_scaling;   // "none", "linear", "yarn", "llama3"
+  RopeSpec rope;
+};
+
+// kNotFound, kDataLoss (truncated, corrupt), kUnsupported ("architecture X is not supported; supported:
+// llama, qwen2"). Accepts the first file of a split model (-00001-of-0000N).
+Result<ModelInfo> ReadModelInfo(const std::string& path);
+
+struct EngineOptions {
+  int threads = 0;            // 0: all cores
+  int chunk = 512;            // prefill chunk (-ub)
+  int64_t max_context = 0;    // 0: the model's context; RoPE tables cover this many positions
+};
+
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> Load(const std::string& path, const EngineOptions& options);
+  ~Engine();
+
+  const ModelInfo& info() const noexcept;
+  std::shared_ptr<const RopeTable> rope() const noexcept;
+  int threads() const noexcept;
+
+  // A cache configuration with this model's shape filled in.
+  CacheConfig cache_config() const;
+  Result<std::unique_ptr<KvCache>> MakeCache(const CacheConfig& config) const;
+
+  struct PrefillTiming {
+    double prefill_s = 0;   // graphs and attention
+    double compress_s = 0;  // handing layers to the caches
+  };
+  // Layer-major prefill of an empty-or-not set of caches that all hold the same number of tokens (0 for a
+  // first prompt): every layer goes through the whole prompt in chunks, its keys and values are handed to
+  // every cache (each compresses or copies as configured), then the layer's dense buffer is reused. Several
+  // caches share one dense prefill, so that methods are compared on the same keys and values.
+  // `logits`: [vocab] of the last token. `progress(done, total)` in layer-chunks; returning false cancels.
+  // Only for caches with tokens() == 0.
+  Status Prefill(std::span<const int32_t> tokens, std::span<KvCache* const> caches, std::vector<float>* logits,
+                 PrefillTiming* timing = nullptr, const std::function<bool(int64_t, int64_t)>& progress = {});
+
+  // Appends tokens to a cache, layer after layer for all of them (questions, generated tokens), in chunks
+  // of EngineOptions::chunk. logits: [vocab] of the last token, or of every token when all_logits
+  // ([tokens, vocab]). A single token uses one graph that is built once.
+  Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits = false);
+
+ private:
+  Engine();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace anchorkv

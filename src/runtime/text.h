@@ -1,0 +1,79 @@
+// Tokens, chat templates and sampling; libllama (vocab only) does the work behind this header.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "anchorkv/status.h"
+
+namespace anchorkv {
+
+struct ChatMessage {
+  std::string role;     // "system", "user", "assistant"
+  std::string content;
+};
+
+class Tokenizer {
+ public:
+  // Loads the vocabulary of a GGUF file (no weights).
+  static Result<std::unique_ptr<Tokenizer>> Load(const std::string& path);
+  ~Tokenizer();
+
+  // parse_special: text such as <|im_end|> becomes the special token. add_bos: as the model wants.
+  std::vector<int32_t> Encode(std::string_view text, bool add_bos, bool parse_special) const;
+  // Raw bytes of a token, which may be part of a UTF-8 character. Special tokens give "" unless asked.
+  std::string Piece(int32_t token, bool special = false) const;
+  bool IsEndOfGeneration(int32_t token) const;
+  bool AddsBos() const;
+  int vocab_size() const;
+
+  // Renders with the model's own template or a built-in one by name. kUnsupported when the template is not
+  // one that libllama recognises; the message names --chat-template.
+  Result<std::string> ApplyTemplate(std::span<const ChatMessage> messages, bool add_assistant,
+                                    const std::string& template_name = "") const;
+  bool HasTemplate() const;
+
+ private:
+  Tokenizer();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct SamplerOptions {
+  float temperature = 0.8f;   // <= 0: greedy
+  int top_k = 40;             // <= 0: all
+  float top_p = 0.95f;        // >= 1: off
+  float min_p = 0.05f;        // <= 0: off
+  float repeat_penalty = 1.0f;
+  int repeat_last_n = 64;
+  uint32_t seed = 0;
+};
+
+// Picks tokens from logits; owns its random state, so that equal seeds give equal texts.
+class Sampler {
+ public:
+  Sampler(const SamplerOptions& options, int vocab);
+  ~Sampler();
+  int32_t Sample(std::span<const float> logits);
+  void Accept(int32_t token);  // prompt and generated tokens, for the repeat penalty
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Holds back bytes until they form whole UTF-8 characters.
+class Utf8Stream {
+ public:
+  std::string Push(std::string_view bytes);  // what can be printed now; invalid bytes become U+FFFD
+  std::string Flush();                       // what is left at the end
+ private:
+  std::string pending_;
+};
+
+}  // namespace anchorkv
