@@ -1,0 +1,18 @@
+# anchorkv_room(NAME SOURCES... [FLAGS ...] [LIBS ...]): one room of the architecture as an object library.
+# The rooms of the core are linked together into the library `anchorkv` (src/CMakeLists.txt).
+add_library(anchorkv_flags INTERFACE)
+target_compile_features(anchorkv_flags INTERFACE cxx_std_20)
+target_compile_options(anchorkv_flags INTERFACE -Wall -Wextra $<$<BOOL:${ANCHORKV_WERROR}>:-Werror>)
+if(ANCHORKV_SANITIZE)
+  target_compile_options(anchorkv_flags INTERFACE -fsanitize=${ANCHORKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(anchorkv_flags INTERFACE -fsanitize=${ANCHORKV_SANITIZE})
+endif()
+
+function(anchorkv_room name)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;FLAGS;LIBS" ${ARGN})
+  add_library(anchorkv_${name} OBJECT ${ROOM_SOURCES})
+  target_include_directories(anchorkv_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+  target_compile_options(anchorkv_${name} PRIVATE ${ROOM_FLAGS})
+  target_link_libraries(anchorkv_${name} PUBLIC ${ROOM_LIBS} PRIVATE $<BUILD_INTERFACE:anchorkv_flags>)
+endfunction()

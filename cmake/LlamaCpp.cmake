@@ -1,0 +1,17 @@
+# ggml and libllama: found where tools/get-llama-cpp installed them (built once per machine and kept in
+# the cache directory), fetched and built now if they are not there yet.
+if(NOT ANCHORKV_LLAMA_PREFIX)
+  set(source_args)
+  if(ANCHORKV_LLAMA_CPP_DIR)
+    set(source_args --source ${ANCHORKV_LLAMA_CPP_DIR})
+  endif()
+  execute_process(COMMAND ${PROJECT_SOURCE_DIR}/tools/get-llama-cpp ${source_args}
+    OUTPUT_VARIABLE llama_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE llama_result)
+  if(NOT llama_result EQUAL 0)
+    message(FATAL_ERROR "llama.cpp could not be fetched or built (see above). "
+      "Give a checkout with -DANCHORKV_LLAMA_CPP_DIR=DIR, or build the library alone with -DANCHORKV_BUILD_RUNTIME=OFF.")
+  endif()
+  set(ANCHORKV_LLAMA_PREFIX ${llama_prefix})
+endif()
+find_package(ggml REQUIRED CONFIG PATHS ${ANCHORKV_LLAMA_PREFIX} NO_DEFAULT_PATH)
+find_package(llama REQUIRED CONFIG PATHS ${ANCHORKV_LLAMA_PREFIX} NO_DEFAULT_PATH)
