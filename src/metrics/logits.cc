@@ -1,0 +1,38 @@
+#include "metrics/logits.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace anchorkv {
+namespace {
+
+double LogSumExp(std::span<const float> logits) noexcept {
+  const double max = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x) - max);
+  return max + std::log(sum);
+}
+
+}  // namespace
+
+double KlDivergence(std::span<const float> p_logits, std::span<const float> q_logits) noexcept {
+  const double p_lse = LogSumExp(p_logits);
+  const double q_lse = LogSumExp(q_logits);
+  double kl = 0;
+  for (size_t i = 0; i < p_logits.size(); ++i) {
+    const double log_p = p_logits[i] - p_lse;
+    const double log_q = q_logits[i] - q_lse;
+    kl += std::exp(log_p) * (log_p - log_q);
+  }
+  return kl;
+}
+
+double NegativeLogLikelihood(std::span<const float> logits, int32_t token) noexcept {
+  return LogSumExp(logits) - static_cast<double>(logits[static_cast<size_t>(token)]);
+}
+
+int32_t ArgMax(std::span<const float> logits) noexcept {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace anchorkv
