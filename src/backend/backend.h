@@ -20,6 +20,7 @@
 #include "anchorkv/options.h"
 #include "anchorkv/status.h"
 #include "format/anchor_layout.h"
+#include "format/anchor_rounding.h"
 #include "segment/observations.h"
 
 namespace anchorkv {
@@ -49,16 +50,6 @@ struct SegmentPlan {
   std::vector<uint32_t> anchors;           // [kv_heads, layout.anchors], ascending per head
   std::vector<uint16_t> assignment[2];     // [kv_heads, tokens] anchor index or kNoAnchor; anchors: themselves
   std::vector<uint8_t> pool_of[2];         // [kv_heads, tokens] 0 none, 1 first pool, 2 second pool
-};
-
-// Anchors of one side as they will be stored: rounded to fp16 with the head's scale, then decoded.
-// Shared by every backend; format/anchor_rounding. data [kv_heads, anchors, head_dim], scales [kv_heads].
-struct RoundedAnchors {
-  std::vector<float> data;
-  std::vector<float> scales;
-  int64_t anchors = 0;
-  int64_t head_dim = 0;
-  const float* row(int64_t head, int64_t a) const noexcept { return data.data() + (head * anchors + a) * head_dim; }
 };
 
 // `tokens` x `heads` query vectors of one kv head (heads = gqa ratio), after RoPE.

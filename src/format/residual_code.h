@@ -7,6 +7,7 @@
 #include <span>
 
 #include "anchorkv/options.h"
+#include "anchorkv/rope.h"
 #include "format/anchor_layout.h"
 
 namespace anchorkv {
@@ -39,7 +40,9 @@ void PackCodes(const uint8_t* codes, int head_dim, int bits, uint8_t* out) noexc
 void UnpackCodes(const uint8_t* packed, int head_dim, int bits, uint8_t* codes) noexcept;
 
 // Quantises z [head_dim] (already transformed): codes [head_dim] in 0..2^bits-1 and the fp16 scale.
-// A zero vector gives scale 0.
+// t = z * (1 / s) decides the code, s as `scale` says (kLeastSquares: the RMS); then the stored scale is s, or
+// TreeDot(z, c) / TreeDot(c, c) with c the chosen levels (kLeastSquares). A zero vector gets scale 0 and the codes
+// of 0; scales beyond fp16 are stored as its largest finite value.
 void QuantizeResidual(const float* z, int head_dim, int bits, ResidualScale scale, bool uniform,
                       uint8_t* codes, uint16_t* scale_f16) noexcept;
 
@@ -56,5 +59,11 @@ void DecodeSlot(const AnchorView& view, Side side, int pool, int64_t slot, float
 void DecodeAnchor(const AnchorView& view, Side side, int head, int64_t anchor, float* out) noexcept;
 // Slot of position t in `pool`, or -1.
 int64_t SlotOf(const AnchorView& view, Side side, int pool, int head, int64_t t) noexcept;
+
+// One rebuilt position, out [head_dim]: gamma * anchor, rotated to the position if it is a key projected before
+// RoPE, plus U^T (decoded slot) of whichever pool holds the position. Stand-alone dequantisation of every backend
+// gives exactly these floats.
+void DecodeKey(const AnchorView& view, const RopeTable& rope, int head, int64_t t, float* out) noexcept;
+void DecodeValue(const AnchorView& view, int head, int64_t t, float* out) noexcept;
 
 }  // namespace anchorkv

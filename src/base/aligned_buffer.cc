@@ -1,0 +1,51 @@
+#include "base/aligned_buffer.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace anchorkv {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+std::atomic<int64_t> g_current_bytes{0};
+std::atomic<int64_t> g_peak_bytes{0};
+
+void CountAllocation(size_t bytes) noexcept {
+  const int64_t now = g_current_bytes.fetch_add(static_cast<int64_t>(bytes)) + static_cast<int64_t>(bytes);
+  int64_t peak = g_peak_bytes.load();
+  while (now > peak && !g_peak_bytes.compare_exchange_weak(peak, now)) {
+  }
+}
+
+}  // namespace
+
+AllocationStats GetAllocationStats() noexcept { return {g_current_bytes.load(), g_peak_bytes.load()}; }
+
+void ResetAllocationPeak() noexcept { g_peak_bytes.store(g_current_bytes.load()); }
+
+Result<AlignedBuffer> AlignedBuffer::Make(size_t bytes, const char* what) {
+  AlignedBuffer buffer;
+  if (bytes == 0) return buffer;
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  // Rounding up wraps around only for sizes that no allocator could serve.
+  void* memory = rounded >= bytes ? std::aligned_alloc(kAlignment, rounded) : nullptr;
+  if (memory == nullptr) {
+    return OutOfMemory("no memory for " + std::string(what) + " (" + std::to_string(bytes) + " bytes)");
+  }
+  std::memset(memory, 0, rounded);
+  buffer.data_ = static_cast<std::byte*>(memory);
+  buffer.bytes_ = bytes;
+  CountAllocation(bytes);
+  return buffer;
+}
+
+AlignedBuffer::~AlignedBuffer() {
+  if (data_ == nullptr) return;
+  std::free(data_);
+  g_current_bytes.fetch_sub(static_cast<int64_t>(bytes_));
+}
+
+}  // namespace anchorkv

@@ -1,0 +1,231 @@
+#include "format/residual_code.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "base/half.h"
+#include "format/hash.h"
+
+namespace anchorkv {
+namespace {
+
+constexpr int kMaxBits = 4;
+constexpr int kLanes = 16;
+constexpr float kMaxHalf = 65504.0f;
+constexpr uint64_t kSignSeed = 0x616e63686f726b76u;  // "anchorkv"; part of the format, never changes
+
+// Positive halves of the optimal 2^b-level quantisers of N(0,1) (Lloyd-Max), ascending: levels, then the
+// boundaries above zero. Zero itself is always a boundary.
+constexpr std::array<float, 1> kLevels1 = {0.797885f};
+constexpr std::array<float, 2> kLevels2 = {0.452780f, 1.510418f};
+constexpr std::array<float, 4> kLevels3 = {0.245094f, 0.756005f, 1.343909f, 2.151946f};
+constexpr std::array<float, 8> kLevels4 = {0.128395f, 0.388048f, 0.656759f, 0.942340f,
+                                           1.256231f, 1.618046f, 2.069017f, 2.732590f};
+constexpr std::array<float, 0> kBoundaries1 = {};
+constexpr std::array<float, 1> kBoundaries2 = {0.981599f};
+constexpr std::array<float, 3> kBoundaries3 = {0.500550f, 1.049957f, 1.747927f};
+constexpr std::array<float, 7> kBoundaries4 = {0.258222f, 0.522404f, 0.799550f, 1.099286f,
+                                               1.437139f, 1.843532f, 2.400803f};
+
+struct Table {
+  std::array<float, 16> levels{};
+  std::array<float, 15> boundaries{};
+};
+
+template <size_t L, size_t B>
+constexpr Table Mirror(const std::array<float, L>& levels, const std::array<float, B>& boundaries) {
+  Table table;
+  for (size_t i = 0; i < L; ++i) {
+    table.levels[L + i] = levels[i];
+    table.levels[L - 1 - i] = -levels[i];
+  }
+  for (size_t i = 0; i < B; ++i) {
+    table.boundaries[B + 1 + i] = boundaries[i];
+    table.boundaries[B - 1 - i] = -boundaries[i];
+  }
+  return table;
+}
+
+// Centres and edges of 2^bits equal cells that tile [-1, 1].
+constexpr Table Uniform(int bits) {
+  Table table;
+  const int count = 1 << bits;
+  for (int i = 0; i < count; ++i) table.levels[i] = static_cast<float>(2 * i + 1 - count) / static_cast<float>(count);
+  for (int i = 1; i < count; ++i) table.boundaries[i - 1] = static_cast<float>(2 * i - count) / static_cast<float>(count);
+  return table;
+}
+
+constexpr std::array<Table, kMaxBits> kLloydMaxTables = {Mirror(kLevels1, kBoundaries1), Mirror(kLevels2, kBoundaries2),
+                                                         Mirror(kLevels3, kBoundaries3), Mirror(kLevels4, kBoundaries4)};
+constexpr std::array<Table, kMaxBits> kUniformTables = {Uniform(1), Uniform(2), Uniform(3), Uniform(4)};
+
+const Table& TableOf(int bits, bool uniform) noexcept { return (uniform ? kUniformTables : kLloydMaxTables)[bits - 1]; }
+
+std::array<float, kMaxHeadDim> MakeSigns() noexcept {
+  std::array<float, kMaxHeadDim> signs;
+  for (int i = 0; i < kMaxHeadDim; ++i) signs[i] = (MixBits(kSignSeed + static_cast<uint64_t>(i)) & 1) != 0 ? -1.0f : 1.0f;
+  return signs;
+}
+
+// E[max |z_i|] of n independent N(0,1): the integral over x >= 0 of 1 - P(|z| <= x)^n, by the trapezoid
+// rule (the integrand is flat at both ends, so it converges fast). 2.600 / 2.829 / 3.043 for 64 / 128 / 256.
+float ExpectedAbsMax(int n) {
+  constexpr double kStep = 1.0 / 64;
+  constexpr double kEnd = 9.0;
+  double sum = 0.5;
+  for (double x = kStep; x < kEnd; x += kStep) sum += 1.0 - std::pow(std::erf(x * std::sqrt(0.5)), n);
+  return static_cast<float>(sum * kStep);
+}
+
+float ExpectedAbsMaxCached(int head_dim) noexcept {
+  static const std::array<float, kMaxHeadDim + 1> table = [] {
+    std::array<float, kMaxHeadDim + 1> values{};
+    for (int n = 1; n <= kMaxHeadDim; ++n) values[n] = ExpectedAbsMax(n);
+    return values;
+  }();
+  return table[head_dim];
+}
+
+// In-place Walsh-Hadamard transform of each block of x, then one product with 1/sqrt(block).
+void BlockHadamard(float* x, int head_dim) noexcept {
+  const int block = HadamardBlock(head_dim);
+  for (int stride = 1; stride < block; stride *= 2) {
+    for (int start = 0; start < head_dim; start += 2 * stride) {
+      for (int i = start; i < start + stride; ++i) {
+        const float a = x[i];
+        const float b = x[i + stride];
+        x[i] = a + b;
+        x[i + stride] = a - b;
+      }
+    }
+  }
+  const float norm = 1.0f / std::sqrt(static_cast<float>(block));
+  for (int i = 0; i < head_dim; ++i) x[i] *= norm;
+}
+
+void ApplySigns(float* x, int head_dim) noexcept {
+  const float* signs = HadamardSigns();
+  for (int i = 0; i < head_dim; ++i) x[i] *= signs[i];
+}
+
+// The scale that maps z onto the table's unit range before rounding to codes.
+float CodingScale(const float* z, int head_dim, ResidualScale scale) noexcept {
+  if (scale == ResidualScale::kLeastSquares || scale == ResidualScale::kRms) {
+    return std::sqrt(TreeDot(z, z, head_dim) / static_cast<float>(head_dim));
+  }
+  float max_abs = 0.0f;
+  for (int i = 0; i < head_dim; ++i) max_abs = std::max(max_abs, std::fabs(z[i]));
+  return scale == ResidualScale::kAbsMax ? max_abs / ExpectedAbsMaxCached(head_dim) : max_abs;
+}
+
+// Calls visit(width, shift, first byte) for each plane of a code of `bits`: 3 bits are a plane of the two
+// low bits followed by one of the high bit.
+template <typename Visit>
+void ForEachPlane(int head_dim, int bits, Visit visit) noexcept {
+  if (bits != 3) {
+    visit(bits, 0, 0);
+    return;
+  }
+  visit(2, 0, 0);
+  visit(1, 2, head_dim * 2 / 8);
+}
+
+}  // namespace
+
+std::span<const float> Levels(int bits, bool uniform) noexcept {
+  return {TableOf(bits, uniform).levels.data(), size_t{1} << bits};
+}
+
+std::span<const float> Boundaries(int bits, bool uniform) noexcept {
+  return {TableOf(bits, uniform).boundaries.data(), (size_t{1} << bits) - 1};
+}
+
+float TreeDot(const float* a, const float* b, int n) noexcept {
+  float lanes[kLanes] = {};
+  for (int i = 0; i < n; ++i) lanes[i % kLanes] += a[i] * b[i];
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  }
+  return lanes[0];
+}
+
+int HadamardBlock(int head_dim) noexcept { return head_dim & -head_dim; }
+
+const float* HadamardSigns() noexcept {
+  static const std::array<float, kMaxHeadDim> signs = MakeSigns();
+  return signs.data();
+}
+
+void HadamardForward(float* x, int head_dim) noexcept {
+  ApplySigns(x, head_dim);
+  BlockHadamard(x, head_dim);
+}
+
+void HadamardInverse(float* x, int head_dim) noexcept {
+  BlockHadamard(x, head_dim);
+  ApplySigns(x, head_dim);
+}
+
+void PackCodes(const uint8_t* codes, int head_dim, int bits, uint8_t* out) noexcept {
+  std::memset(out, 0, static_cast<size_t>(CodeBytes(head_dim, bits)));
+  ForEachPlane(head_dim, bits, [&](int width, int shift, int first_byte) {
+    const int plane_bytes = head_dim * width / 8;
+    const uint32_t mask = (1u << width) - 1;
+    for (int d = 0; d < head_dim; ++d) {
+      const uint32_t field = (uint32_t{codes[d]} >> shift) & mask;
+      uint8_t& byte = out[first_byte + d % plane_bytes];
+      byte = static_cast<uint8_t>(byte | (field << (d / plane_bytes * width)));
+    }
+  });
+}
+
+void UnpackCodes(const uint8_t* packed, int head_dim, int bits, uint8_t* codes) noexcept {
+  std::memset(codes, 0, static_cast<size_t>(head_dim));
+  ForEachPlane(head_dim, bits, [&](int width, int shift, int first_byte) {
+    const int plane_bytes = head_dim * width / 8;
+    const uint32_t mask = (1u << width) - 1;
+    for (int d = 0; d < head_dim; ++d) {
+      const uint32_t field = (uint32_t{packed[first_byte + d % plane_bytes]} >> (d / plane_bytes * width)) & mask;
+      codes[d] = static_cast<uint8_t>(codes[d] | (field << shift));
+    }
+  });
+}
+
+void QuantizeResidual(const float* z, int head_dim, int bits, ResidualScale scale, bool uniform, uint8_t* codes,
+                      uint16_t* scale_f16) noexcept {
+  const std::span<const float> levels = Levels(bits, uniform);
+  const std::span<const float> boundaries = Boundaries(bits, uniform);
+  float step = CodingScale(z, head_dim, scale);
+  const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
+  float chosen[kMaxHeadDim];
+  for (int d = 0; d < head_dim; ++d) {
+    const float t = z[d] * inverse;
+    int code = 0;
+    for (const float boundary : boundaries) code += boundary <= t ? 1 : 0;
+    codes[d] = static_cast<uint8_t>(code);
+    chosen[d] = levels[code];
+  }
+  if (scale == ResidualScale::kLeastSquares) {
+    step = TreeDot(z, chosen, head_dim) / TreeDot(chosen, chosen, head_dim);
+  }
+  *scale_f16 = FloatToHalf(std::min(step, kMaxHalf));
+}
+
+uint16_t Gamma(const float* x, const float* anchor, int head_dim) noexcept {
+  const float gamma = TreeDot(x, anchor, head_dim) / TreeDot(anchor, anchor, head_dim);
+  // Also false for the NaN of 0 / 0 and for the infinity of a vanishing anchor.
+  return std::fabs(gamma) <= kMaxGamma ? FloatToHalf(gamma) : 0;
+}
+
+float AnchorScale(float max_abs) noexcept {
+  constexpr int kTopExponent = 7;  // 2^7 = 128 is the open end of the target range
+  constexpr int kMaxExponent = 100;
+  if (!(max_abs > 0.0f)) return 1.0f;
+  int exponent = 0;  // max_abs = fraction * 2^exponent, fraction in [1/2, 1)
+  std::frexp(max_abs, &exponent);
+  return std::ldexp(1.0f, std::clamp(kTopExponent - exponent, -kMaxExponent, kMaxExponent));
+}
+
+}  // namespace anchorkv
