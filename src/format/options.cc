@@ -114,9 +114,9 @@ Status Validate(const CodecOptions& o) {
   }
   const int64_t pinned = int64_t{o.window} + o.sinks;
   if (o.anchors != 0 && (o.anchors < pinned || o.anchors > kMaxAnchors)) {
-    return OutOfRange("anchors", std::to_string(o.anchors),
-                      "0 (automatic) or from " + std::to_string(pinned) + " (window and sinks) to " +
-                          std::to_string(kMaxAnchors));
+    return OutOfRange(
+        "anchors", std::to_string(o.anchors),
+        "0 (automatic) or from " + std::to_string(pinned) + " (window and sinks) to " + std::to_string(kMaxAnchors));
   }
   if (!(o.rho >= 0.0 && o.rho <= 1.0)) return OutOfRange("rho", Text(o.rho), "from 0 to 1");
   if (o.pool < 1 || o.pool % 2 == 0) return OutOfRange("pool", std::to_string(o.pool), "odd and at least 1");
@@ -124,7 +124,8 @@ Status Validate(const CodecOptions& o) {
     return OutOfRange("prior_phi", Text(o.prior_phi), "finite and at least 0");
   }
   if (o.residual_bits < 0 || o.residual_bits > kMaxResidualBits) {
-    return OutOfRange("residual_bits", std::to_string(o.residual_bits), "from 0 to " + std::to_string(kMaxResidualBits));
+    return OutOfRange("residual_bits", std::to_string(o.residual_bits),
+                      "from 0 to " + std::to_string(kMaxResidualBits));
   }
   return {};
 }

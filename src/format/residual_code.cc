@@ -53,19 +53,22 @@ constexpr Table Uniform(int bits) {
   Table table;
   const int count = 1 << bits;
   for (int i = 0; i < count; ++i) table.levels[i] = static_cast<float>(2 * i + 1 - count) / static_cast<float>(count);
-  for (int i = 1; i < count; ++i) table.boundaries[i - 1] = static_cast<float>(2 * i - count) / static_cast<float>(count);
+  for (int i = 1; i < count; ++i)
+    table.boundaries[i - 1] = static_cast<float>(2 * i - count) / static_cast<float>(count);
   return table;
 }
 
 constexpr std::array<Table, kMaxBits> kLloydMaxTables = {Mirror(kLevels1, kBoundaries1), Mirror(kLevels2, kBoundaries2),
-                                                         Mirror(kLevels3, kBoundaries3), Mirror(kLevels4, kBoundaries4)};
+                                                         Mirror(kLevels3, kBoundaries3),
+                                                         Mirror(kLevels4, kBoundaries4)};
 constexpr std::array<Table, kMaxBits> kUniformTables = {Uniform(1), Uniform(2), Uniform(3), Uniform(4)};
 
 const Table& TableOf(int bits, bool uniform) noexcept { return (uniform ? kUniformTables : kLloydMaxTables)[bits - 1]; }
 
 std::array<float, kMaxHeadDim> MakeSigns() noexcept {
   std::array<float, kMaxHeadDim> signs;
-  for (int i = 0; i < kMaxHeadDim; ++i) signs[i] = (MixBits(kSignSeed + static_cast<uint64_t>(i)) & 1) != 0 ? -1.0f : 1.0f;
+  for (int i = 0; i < kMaxHeadDim; ++i)
+    signs[i] = (MixBits(kSignSeed + static_cast<uint64_t>(i)) & 1) != 0 ? -1.0f : 1.0f;
   return signs;
 }
 

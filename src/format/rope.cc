@@ -15,8 +15,8 @@ Status Check(const RopeSpec& spec, int head_dim, int64_t max_position) {
   const auto positive = [](double x) { return std::isfinite(x) && x > 0.0; };
   if (head_dim < 1) return InvalidArgument("head_dim is " + std::to_string(head_dim) + "; it must be at least 1");
   if (spec.rotary_dim < 0 || spec.rotary_dim > head_dim || spec.rotary_dim % 2 != 0) {
-    return InvalidArgument("rotary_dim is " + std::to_string(spec.rotary_dim) + "; it must be even and from 0 to head_dim " +
-                           std::to_string(head_dim));
+    return InvalidArgument("rotary_dim is " + std::to_string(spec.rotary_dim) +
+                           "; it must be even and from 0 to head_dim " + std::to_string(head_dim));
   }
   if (max_position < 1 || max_position > kMaxPositions) {
     return InvalidArgument("max_position is " + std::to_string(max_position) + "; it must be from 1 to " +
@@ -29,7 +29,8 @@ Status Check(const RopeSpec& spec, int head_dim, int64_t max_position) {
     return InvalidArgument("RoPE freq_scale is " + std::to_string(spec.freq_scale) + "; it must be finite and above 0");
   }
   if (!positive(spec.attn_factor)) {
-    return InvalidArgument("RoPE attn_factor is " + std::to_string(spec.attn_factor) + "; it must be finite and above 0");
+    return InvalidArgument("RoPE attn_factor is " + std::to_string(spec.attn_factor) +
+                           "; it must be finite and above 0");
   }
   if (!std::isfinite(spec.ext_factor)) return InvalidArgument("RoPE ext_factor must be finite");
   if (spec.ext_factor != 0.0) {
@@ -43,8 +44,8 @@ Status Check(const RopeSpec& spec, int head_dim, int64_t max_position) {
     if (spec.freq_base == 1.0) return InvalidArgument("RoPE freq_base is 1; YaRN needs another value");
   }
   if (!spec.freq_factors.empty() && spec.freq_factors.size() != static_cast<size_t>(spec.rotary_dim / 2)) {
-    return InvalidArgument("RoPE has " + std::to_string(spec.freq_factors.size()) + " freq_factors; it must have none or " +
-                           std::to_string(spec.rotary_dim / 2));
+    return InvalidArgument("RoPE has " + std::to_string(spec.freq_factors.size()) +
+                           " freq_factors; it must have none or " + std::to_string(spec.rotary_dim / 2));
   }
   if (!std::all_of(spec.freq_factors.begin(), spec.freq_factors.end(), positive)) {
     return InvalidArgument("RoPE freq_factors must be finite and above 0");
