@@ -15,8 +15,8 @@
 #include "anchorkv/options.h"
 #include "anchorkv/rope.h"
 #include "anchorkv/status.h"
-#include "base/aligned_buffer.h"
 #include "backend/backend.h"
+#include "base/aligned_buffer.h"
 #include "segment/segment.h"
 
 namespace anchorkv {
@@ -26,11 +26,11 @@ struct CacheConfig {
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  bool compress = true;               // false: --kv full
+  bool compress = true;  // false: --kv full
   CodecOptions codec;
   DenseType tail_type = DenseType::kF16;
-  int64_t tail_limit = 0;             // --kv-tail: longer tails are compressed; 0 = never
-  int64_t min_tokens = 512;           // --kv-min-tokens: shorter prompts stay exact
+  int64_t tail_limit = 0;    // --kv-tail: longer tails are compressed; 0 = never
+  int64_t min_tokens = 512;  // --kv-min-tokens: shorter prompts stay exact
 };
 
 // Bytes as counted from the buffers.
@@ -38,13 +38,13 @@ struct ByteBill {
   int64_t tokens = 0;
   int layers_total = 0;
   int layers_compressed = 0;
-  std::string skipped_reason;         // empty when every layer is compressed
-  int64_t dense_bytes = 0;            // 2-byte K and V of all layers and tokens held
+  std::string skipped_reason;  // empty when every layer is compressed
+  int64_t dense_bytes = 0;     // 2-byte K and V of all layers and tokens held
   int64_t segment_bytes = 0;
-  int64_t tail_bytes = 0;             // used part of the tails and skipped layers, at their element size
-  int64_t reserved_bytes = 0;         // allocated but unused tail rows, window queries
-  int64_t workspace_bytes = 0;        // partial states and scratch of a step
-  double residual_share_k = 0;        // mean over compressed layers
+  int64_t tail_bytes = 0;       // used part of the tails and skipped layers, at their element size
+  int64_t reserved_bytes = 0;   // allocated but unused tail rows, window queries
+  int64_t workspace_bytes = 0;  // partial states and scratch of a step
+  double residual_share_k = 0;  // mean over compressed layers
   double residual_share_v = 0;
   int64_t resident_bytes() const noexcept { return segment_bytes + tail_bytes; }
   double ratio() const noexcept { return resident_bytes() > 0 ? double(dense_bytes) / double(resident_bytes()) : 0; }
@@ -58,8 +58,8 @@ class KvCache {
   ~KvCache();
 
   const CacheConfig& config() const noexcept;
-  int64_t tokens() const noexcept;            // logical length; the next token's position
-  int64_t compressed_tokens() const noexcept; // length of the segments
+  int64_t tokens() const noexcept;             // logical length; the next token's position
+  int64_t compressed_tokens() const noexcept;  // length of the segments
   ByteBill bill() const;
 
   // --- Prompt, layer by layer (layers in any order, each once per prompt). All layers of a prompt must

@@ -23,11 +23,11 @@ struct LayerShape {
 
 // What a byte budget buys for a shape; the same arithmetic plans segments and answers `estimate`.
 struct Budget {
-  int64_t anchors = 0;            // k per head
-  int bits[2][kMaxPools] = {};    // per side and pool; 0 = pool not used
+  int64_t anchors = 0;               // k per head
+  int bits[2][kMaxPools] = {};       // per side and pool; 0 = pool not used
   int64_t slots[2][kMaxPools] = {};  // vectors per side and pool over all heads, padding not included
-  int64_t base_bytes = 0;         // layout without any slot
-  int64_t total_bytes = 0;        // upper bound: worst-case value padding included
+  int64_t base_bytes = 0;            // layout without any slot
+  int64_t total_bytes = 0;           // upper bound: worst-case value padding included
   double residual_share(Side side, const LayerShape& shape) const noexcept;
 };
 
@@ -39,8 +39,8 @@ double MaxRatio(const LayerShape& shape, const CodecOptions& options);
 
 // Anchor positions per head [kv_heads, k], ascending: window, pinned sinks, top scores, hashed rest.
 // `scores` as from Backend::Score, not pooled.
-std::vector<uint32_t> ChooseAnchors(const HeadScores& scores, int kv_heads, const CodecOptions& options, int64_t anchors,
-                                    int layer);
+std::vector<uint32_t> ChooseAnchors(const HeadScores& scores, int kv_heads, const CodecOptions& options,
+                                    int64_t anchors, int layer);
 
 // The whole pipeline for one layer. The segment refers to `backend` and `rope`, which must outlive it.
 // kInvalidArgument when tokens <= window, kInfeasible as above, kInternal for non-finite input.

@@ -1,0 +1,245 @@
+// What a share of the dense bytes buys. Every candidate is billed by placing its layout, so that the
+// bill and the bytes cannot differ. docs/algorithm.md, "Budget and layout".
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "codec/codec.h"
+
+namespace anchorkv {
+namespace {
+
+constexpr int kMaxBits = 4;
+
+struct Candidate {
+  int64_t anchors = 0;
+  int bits[2][kMaxPools] = {};
+  int64_t slots[2][kMaxPools] = {};
+};
+
+int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Slots of the value side once every head starts at a multiple of kValueSlotAlign, in the worst
+// distribution over heads.
+int64_t PaddedValueSlots(const LayerShape& shape, const Candidate& c, int pool) {
+  const int64_t slots = c.slots[kValues][pool];
+  if (slots == 0) return 0;
+  const int64_t padded = slots + int64_t{kValueSlotAlign - 1} * shape.kv_heads;
+  return std::min(padded, shape.kv_heads * RoundUp(shape.tokens - c.anchors, kValueSlotAlign));
+}
+
+int64_t Bytes(const LayerShape& shape, const Candidate& c) {
+  AnchorLayout layout;
+  layout.kv_heads = shape.kv_heads;
+  layout.head_dim = shape.head_dim;
+  layout.tokens = shape.tokens;
+  layout.anchors = c.anchors;
+  for (int pool = 0; pool < kMaxPools; ++pool) {
+    for (const Side side : {kKeys, kValues}) layout.pools[side][pool].bits = c.bits[side][pool];
+    layout.pools[kKeys][pool].slots = c.slots[kKeys][pool];
+    layout.pools[kValues][pool].slots = PaddedValueSlots(shape, c, pool);
+  }
+  layout.Place();
+  return static_cast<int64_t>(layout.total_bytes);
+}
+
+int64_t BaseBytes(const LayerShape& shape, Candidate c) {
+  for (auto& side : c.slots) std::fill(std::begin(side), std::end(side), 0);
+  return Bytes(shape, c);
+}
+
+// The largest n in [low, high] for which fits(n), given that fits(low). `fits` need not be monotone where
+// padding makes a larger n cheaper; the answer fits in any case.
+template <typename Fits>
+int64_t Largest(int64_t low, int64_t high, const Fits& fits) {
+  if (fits(high)) return high;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+// n vectors over the two sides in equal parts, the odd one to the values. A side's cap passes its
+// surplus to the other side. With equal slots per head, multiples of the number of heads.
+struct Split {
+  int64_t keys = 0;
+  int64_t values = 0;
+};
+Split SplitSides(int64_t n, int64_t cap, int heads, bool pool_heads) {
+  Split s;
+  s.keys = std::min(n / 2, cap);
+  s.values = std::min(n - s.keys, cap);
+  s.keys = std::min(n - s.values, cap);
+  if (!pool_heads) {
+    s.keys -= s.keys % heads;
+    s.values -= s.values % heads;
+  }
+  return s;
+}
+
+// Vectors of one side that are not anchors.
+int64_t Vectors(const LayerShape& shape, int64_t anchors) { return shape.kv_heads * (shape.tokens - anchors); }
+
+// Every vector has a residual of `bits`.
+Candidate AllVectors(const LayerShape& shape, int64_t anchors, int bits) {
+  Candidate c;
+  c.anchors = anchors;
+  for (const Side side : {kKeys, kValues}) {
+    c.bits[side][0] = bits;
+    c.slots[side][0] = bits > 0 ? Vectors(shape, anchors) : 0;
+  }
+  return c;
+}
+
+class Planner {
+ public:
+  Planner(const LayerShape& shape, const CodecOptions& options, int64_t limit)
+      : shape_(shape), options_(options), limit_(limit) {}
+
+  bool Fits(const Candidate& c) const { return Bytes(shape_, c) <= limit_; }
+
+  // As many residuals as fit beside k anchors.
+  Candidate Residuals(int64_t anchors) const {
+    Candidate c = AllVectors(shape_, anchors, options_.residual_bits);
+    const int64_t cap = Vectors(shape_, anchors);
+    const auto with = [&](int64_t n) {
+      const Split s = SplitSides(n, cap, shape_.kv_heads, options_.pool_heads);
+      c.slots[kKeys][0] = s.keys;
+      c.slots[kValues][0] = s.values;
+      return c;
+    };
+    return with(Largest(0, 2 * cap, [&](int64_t n) { return Fits(with(n)); }));
+  }
+
+  // Every vector has a residual of `bits`; wider ones for as many as fit.
+  Candidate Widen(int64_t anchors, int bits) const {
+    while (bits < kMaxBits && Fits(AllVectors(shape_, anchors, bits + 1))) ++bits;
+    Candidate c = AllVectors(shape_, anchors, bits);
+    if (bits == kMaxBits) return c;
+    const int64_t cap = Vectors(shape_, anchors);
+    const auto with = [&](int64_t rich) {
+      const Split s = SplitSides(rich, cap, shape_.kv_heads, options_.pool_heads);
+      Candidate two = c;
+      for (const Side side : {kKeys, kValues}) {
+        const int64_t n = side == kKeys ? s.keys : s.values;
+        if (n == cap) {  // nothing is left for the narrow pool
+          two.bits[side][0] = bits + 1;
+        } else if (n > 0) {
+          two.bits[side][1] = bits + 1;
+          two.slots[side][1] = n;
+          two.slots[side][0] = cap - n;
+        }
+      }
+      return two;
+    };
+    return with(Largest(0, 2 * cap, [&](int64_t rich) { return Fits(with(rich)); }));
+  }
+
+  // More anchors, as long as every other vector keeps a residual of `bits` (0: none has one).
+  Candidate MoreAnchors(int64_t anchors, int bits) const {
+    const int64_t most = std::max(anchors, std::min(shape_.tokens, kMaxAnchors));
+    return AllVectors(shape_, Largest(anchors, most, [&](int64_t k) { return Fits(AllVectors(shape_, k, bits)); }),
+                      bits);
+  }
+
+  Candidate Spend(int64_t anchors) const {
+    const int bits = options_.residual_bits;
+    if (bits == 0) return MoreAnchors(anchors, 0);
+    const Candidate residuals = Residuals(anchors);
+    const int64_t cap = Vectors(shape_, anchors);
+    const bool all = residuals.slots[kKeys][0] == cap && residuals.slots[kValues][0] == cap;
+    if (!all || options_.surplus == Surplus::kNone) return residuals;
+    if (options_.surplus == Surplus::kAnchors) return MoreAnchors(anchors, bits);
+    const Candidate widened = Widen(anchors, bits);
+    const bool widest = widened.bits[kKeys][0] == kMaxBits && widened.bits[kValues][0] == kMaxBits;
+    return widest ? MoreAnchors(anchors, kMaxBits) : widened;
+  }
+
+ private:
+  LayerShape shape_;
+  CodecOptions options_;
+  int64_t limit_;
+};
+
+Candidate Smallest(const LayerShape& shape, const CodecOptions& options) {
+  Candidate c = AllVectors(shape, AnchorCount(options, shape.tokens), options.residual_bits);
+  for (auto& side : c.slots) side[0] = 0;
+  return c;
+}
+
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+Status CheckShape(const LayerShape& shape, const CodecOptions& options) {
+  if (shape.kv_heads < 1) {
+    return InvalidArgument("kv heads: " + std::to_string(shape.kv_heads) + "; must be at least 1");
+  }
+  if (shape.head_dim < 8 || shape.head_dim > 512 || shape.head_dim % 8 != 0) {
+    return InvalidArgument("head dim " + std::to_string(shape.head_dim) +
+                           " is not supported; must be a multiple of 8 and at most 512");
+  }
+  if (shape.tokens <= options.window) {
+    return InvalidArgument(std::to_string(shape.tokens) +
+                           " tokens cannot be compressed; there must be more than the window of " +
+                           std::to_string(options.window));
+  }
+  // Slot numbers and flat positions are 32-bit.
+  if (shape.tokens > int64_t{0x7fffffff} / shape.kv_heads) {
+    return InvalidArgument(std::to_string(shape.tokens) + " tokens x " + std::to_string(shape.kv_heads) +
+                           " kv heads exceed the 2^31 - 1 vectors of a segment");
+  }
+  const int64_t k = std::max<int64_t>(AnchorCount(options, shape.tokens), options.window);
+  if (options.anchors > kMaxAnchors || k > kMaxAnchors) {
+    return InvalidArgument(std::to_string(std::max(options.anchors, k)) + " anchors per head; at most " +
+                           std::to_string(kMaxAnchors) + " can be indexed");
+  }
+  return {};
+}
+
+}  // namespace
+
+double Budget::residual_share(Side side, const LayerShape& shape) const noexcept {
+  const int64_t vectors = Vectors(shape, anchors);
+  return vectors > 0 ? static_cast<double>(slots[side][0] + slots[side][1]) / static_cast<double>(vectors) : 1.0;
+}
+
+double MaxRatio(const LayerShape& shape, const CodecOptions& options) {
+  if (!CheckShape(shape, options).ok()) return 0.0;
+  const double dense = static_cast<double>(shape.dense_bytes());
+  const double base = static_cast<double>(Bytes(shape, Smallest(shape, options)));
+  double ratio = dense / base;
+  // 1 / ratio must buy `base` bytes after both roundings.
+  while (dense * (1.0 / ratio) < base) ratio = std::nextafter(ratio, 0.0);
+  return ratio;
+}
+
+Result<Budget> PlanBudget(const LayerShape& shape, const CodecOptions& options) {
+  AKV_RETURN_IF_ERROR(Validate(options));
+  AKV_RETURN_IF_ERROR(CheckShape(shape, options));
+  const auto limit = static_cast<int64_t>(std::floor(options.theta * static_cast<double>(shape.dense_bytes())));
+  const Planner planner(shape, options, limit);
+  const Candidate smallest = Smallest(shape, options);
+  if (!planner.Fits(smallest)) {
+    return Infeasible("ratio " + Number(1.0 / options.theta) + " (theta " + Number(options.theta) +
+                      ") is not reachable for " + std::to_string(shape.kv_heads) + " kv heads x " +
+                      std::to_string(shape.head_dim) + " dims x " + std::to_string(shape.tokens) +
+                      " tokens; largest is " + Number(std::floor(MaxRatio(shape, options) * 10) / 10));
+  }
+  const Candidate best = planner.Spend(smallest.anchors);
+  Budget budget;
+  budget.anchors = best.anchors;
+  for (const Side side : {kKeys, kValues}) {
+    std::copy(std::begin(best.bits[side]), std::end(best.bits[side]), budget.bits[side]);
+    std::copy(std::begin(best.slots[side]), std::end(best.slots[side]), budget.slots[side]);
+  }
+  budget.base_bytes = BaseBytes(shape, best);
+  budget.total_bytes = Bytes(shape, best);
+  return budget;
+}
+
+}  // namespace anchorkv

@@ -1,0 +1,230 @@
+// One layer from dense keys and values to packed bytes: score, choose anchors, assign, rank, place, pack.
+//
+// Memory beside the input and the segment: per vector 4 bytes of scores, 4 of utility, 2 of assignment,
+// 1 of selection and 4 of candidates, that is less than a tenth of the float keys and values it describes,
+// plus the rounded anchors. With pre_rope = false one rotated copy of the layer's keys.
+#include "codec/codec.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+
+#include "base/aligned_buffer.h"
+#include "codec/alloc_guard.h"
+#include "codec/anchor_segment.h"
+#include "codec/selection.h"
+#include "format/anchor_rounding.h"
+
+namespace anchorkv {
+namespace {
+
+bool IsFinite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
+
+// The first position of a head with an infinite or NaN element, or -1.
+int64_t FirstNonFinite(const HeadsView<const float>& view, int64_t head) {
+  for (int64_t t = 0; t < view.tokens; ++t) {
+    const float* row = view.row(head, t);
+    bool finite = true;
+    for (int64_t d = 0; d < view.head_dim; ++d) finite &= IsFinite(row[d]);
+    if (!finite) return t;
+  }
+  return -1;
+}
+
+Status CheckFinite(const char* what, const HeadsView<const float>& view, int layer) {
+  std::vector<int64_t> bad(static_cast<size_t>(view.heads));
+#pragma omp parallel for schedule(static)
+  for (int64_t h = 0; h < view.heads; ++h) bad[static_cast<size_t>(h)] = FirstNonFinite(view, h);
+  for (int64_t h = 0; h < view.heads; ++h) {
+    const int64_t t = bad[static_cast<size_t>(h)];
+    if (t >= 0) {
+      return Internal(std::string(what) + " of layer " + std::to_string(layer) + ", head " + std::to_string(h) +
+                      ", position " + std::to_string(t) + " is not finite");
+    }
+  }
+  return {};
+}
+
+std::string ShapeText(const HeadsView<const float>& view) {
+  return "[" + std::to_string(view.heads) + ", " + std::to_string(view.tokens) + ", " + std::to_string(view.head_dim) +
+         "]";
+}
+
+Status CheckInput(const LayerInput& input, const CodecOptions& options) {
+  const HeadsView<const float>& k = input.keys;
+  const HeadsView<const float>& v = input.values;
+  const HeadsView<const float>& q = input.queries;
+  if (k.heads < 1 || k.heads != v.heads || k.tokens != v.tokens || k.head_dim != v.head_dim) {
+    return InvalidArgument("keys " + ShapeText(k) + " and values " + ShapeText(v) + " must have the same shape");
+  }
+  if (q.heads < k.heads || q.heads % k.heads != 0 || q.head_dim != k.head_dim) {
+    return InvalidArgument("queries " + ShapeText(q) + " do not fit keys " + ShapeText(k) +
+                           ": equal head dims and a multiple of the kv heads are needed");
+  }
+  if (k.tokens <= options.window) {
+    return InvalidArgument(std::to_string(k.tokens) +
+                           " tokens cannot be compressed; there must be more than the window of " +
+                           std::to_string(options.window));
+  }
+  if (q.tokens < options.window) {
+    return InvalidArgument(std::to_string(q.tokens) + " window queries; the window needs " +
+                           std::to_string(options.window));
+  }
+  if (input.rope == nullptr || input.rope->head_dim() != k.head_dim) {
+    return InvalidArgument("the RoPE table must be made for head dim " + std::to_string(k.head_dim));
+  }
+  if (input.first_position < 0 || input.first_position + k.tokens > input.rope->max_position()) {
+    return InvalidArgument("positions " + std::to_string(input.first_position) + " to " +
+                           std::to_string(input.first_position + k.tokens) + " exceed the RoPE table's " +
+                           std::to_string(input.rope->max_position()));
+  }
+  AKV_RETURN_IF_ERROR(CheckFinite("a key", k, input.layer));
+  AKV_RETURN_IF_ERROR(CheckFinite("a value", v, input.layer));
+  return CheckFinite("a query", q, input.layer);
+}
+
+// Only the last `window` of the observed queries.
+LayerInput NarrowWindow(LayerInput input, int window) {
+  const int64_t skip = input.queries.tokens - window;
+  if (skip == 0) return input;
+  HeadsView<const float>& q = input.queries;
+  q.data += skip * q.token_stride;
+  q.tokens = window;
+  if (input.prior.m != nullptr) {
+    input.prior.o += skip * q.heads * q.head_dim;
+    input.prior.m += skip * q.heads;
+    input.prior.l += skip * q.heads;
+  }
+  return input;
+}
+
+// The keys at their positions, head-major, for the ablation that projects them after RoPE.
+Result<AlignedBuffer> RotatedKeys(const LayerInput& input) {
+  const HeadsView<const float>& k = input.keys;
+  AKV_ASSIGN_OR_RETURN(
+      AlignedBuffer buffer,
+      AlignedBuffer::Make(static_cast<size_t>(k.heads * k.tokens * k.head_dim) * sizeof(float), "rotated keys"));
+  const HeadsView<float> out = HeadMajor(buffer.as<float>(), k.heads, k.tokens, k.head_dim);
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t h = 0; h < k.heads; ++h) {
+    for (int64_t t = 0; t < k.tokens; ++t) {
+      std::copy_n(k.row(h, t), k.head_dim, out.row(h, t));
+      input.rope->Rotate(input.first_position + t, out.row(h, t));
+    }
+  }
+  return buffer;
+}
+
+// Placed layout for the slots that the selection takes; value slots padded per head.
+AnchorLayout LayoutFor(const LayerShape& shape, const CodecOptions& options, const Budget& budget,
+                       const std::vector<uint8_t> pool_of[2]) {
+  AnchorLayout layout;
+  layout.kv_heads = shape.kv_heads;
+  layout.head_dim = shape.head_dim;
+  layout.tokens = shape.tokens;
+  layout.anchors = budget.anchors;
+  layout.code.hadamard = options.hadamard;
+  layout.code.uniform = options.codebook == Codebook::kUniform;
+  layout.code.pre_rope = options.pre_rope;
+  for (const Side side : {kKeys, kValues}) {
+    const int64_t align = side == kValues ? kValueSlotAlign : 1;
+    for (int pool = 0; pool < kMaxPools; ++pool) {
+      SlotPool& out = layout.pools[side][pool];
+      out.bits = budget.bits[side][pool];
+      for (int h = 0; h < shape.kv_heads; ++h) {
+        const auto begin = pool_of[side].begin() + h * shape.tokens;
+        const int64_t count = std::count(begin, begin + shape.tokens, static_cast<uint8_t>(pool + 1));
+        out.slots += (count + align - 1) / align * align;
+      }
+    }
+  }
+  layout.Place();
+  return layout;
+}
+
+// Every non-anchor vector in the only pool in use, or nothing: what SelectResiduals would give when the
+// budget leaves no choice.
+std::vector<uint8_t> ForcedSelection(const LayerShape& shape, Side side, const Budget& budget,
+                                     const std::vector<uint32_t>& anchors) {
+  const uint8_t pool = budget.slots[side][0] > 0 ? 1 : budget.slots[side][1] > 0 ? 2 : 0;
+  std::vector<uint8_t> pool_of(static_cast<size_t>(shape.kv_heads * shape.tokens), pool);
+  for (int h = 0; h < shape.kv_heads; ++h) {
+    for (int64_t a = 0; a < budget.anchors; ++a) {
+      pool_of[static_cast<size_t>(h * shape.tokens + anchors[static_cast<size_t>(h * budget.anchors + a)])] = 0;
+    }
+  }
+  return pool_of;
+}
+
+Result<SegmentPlan> Plan(const LayerInput& full_input, const CodecOptions& options, const Backend& backend) {
+  AKV_RETURN_IF_ERROR(Validate(options));
+  AKV_RETURN_IF_ERROR(CheckInput(full_input, options));
+  const LayerInput input = NarrowWindow(full_input, options.window);
+  const LayerShape shape{static_cast<int>(input.keys.heads), static_cast<int>(input.keys.head_dim), input.keys.tokens};
+  AKV_ASSIGN_OR_RETURN(const Budget budget, PlanBudget(shape, options));
+
+  SegmentPlan plan;
+  plan.scale = options.scale;
+  AttentionStats stats;
+  {
+    HeadScores scores;
+    AKV_RETURN_IF_ERROR(backend.Score(input, &stats, &scores));
+    plan.anchors = ChooseAnchors(scores, shape.kv_heads, options, budget.anchors, input.layer);
+  }
+
+  RoundedAnchors anchors[2];
+  {
+    AlignedBuffer rotated;
+    HeadsView<const float> keys = input.keys;
+    if (!options.pre_rope) {
+      AKV_ASSIGN_OR_RETURN(rotated, RotatedKeys(input));
+      keys = HeadMajor<const float>(rotated.as<float>(), keys.heads, keys.tokens, keys.head_dim);
+    }
+    anchors[kKeys] = RoundAnchors(keys, plan.anchors);
+    anchors[kValues] = RoundAnchors(input.values, plan.anchors);
+    AKV_RETURN_IF_ERROR(backend.Assign(keys, anchors[kKeys], plan.anchors, &plan.assignment[kKeys]));
+    AKV_RETURN_IF_ERROR(backend.Assign(input.values, anchors[kValues], plan.anchors, &plan.assignment[kValues]));
+  }
+
+  if (SelectionIsForced(shape, kKeys, budget) && SelectionIsForced(shape, kValues, budget)) {
+    for (const Side side : {kKeys, kValues}) plan.pool_of[side] = ForcedSelection(shape, side, budget, plan.anchors);
+  } else {
+    HeadScores utility[2];
+    AKV_RETURN_IF_ERROR(backend.Utility(input, options, stats, plan.anchors, anchors, plan.assignment, utility));
+    for (const Side side : {kKeys, kValues}) {
+      AKV_RETURN_IF_ERROR(
+          SelectResiduals(utility[side], shape.kv_heads, side, budget, options.pool_heads, &plan.pool_of[side]));
+    }
+  }
+
+  plan.layout = LayoutFor(shape, options, budget, plan.pool_of);
+  if (static_cast<double>(plan.layout.total_bytes) > options.theta * static_cast<double>(shape.dense_bytes())) {
+    return Internal("layer " + std::to_string(input.layer) + " needs " + std::to_string(plan.layout.total_bytes) +
+                    " bytes; its budget is " + std::to_string(budget.total_bytes));
+  }
+  return plan;
+}
+
+}  // namespace
+
+Result<SegmentPlan> PlanLayer(const LayerInput& input, const CodecOptions& options, const Backend& backend) {
+  return GuardAllocation("compressing a layer", [&]() -> Result<SegmentPlan> { return Plan(input, options, backend); });
+}
+
+Result<std::shared_ptr<const Segment>> PackPlan(const LayerInput& input, SegmentPlan plan, const Backend& backend) {
+  return GuardAllocation("a segment", [&]() -> Result<std::shared_ptr<const Segment>> {
+    AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, AlignedBuffer::Make(plan.layout.total_bytes, "a segment"));
+    AKV_RETURN_IF_ERROR(backend.Pack(input, plan, bytes.data()));
+    return std::shared_ptr<const Segment>(
+        std::make_shared<AnchorSegment>(plan.layout, std::move(bytes), input.first_position, backend, *input.rope));
+  });
+}
+
+Result<std::shared_ptr<const Segment>> CompressLayer(const LayerInput& input, const CodecOptions& options,
+                                                     const Backend& backend) {
+  AKV_ASSIGN_OR_RETURN(SegmentPlan plan, PlanLayer(input, options, backend));
+  return PackPlan(input, std::move(plan), backend);
+}
+
+}  // namespace anchorkv
