@@ -17,6 +17,7 @@ enum class StatusCode {
   kDataLoss,         // a file is truncated or damaged
   kOutOfMemory,
   kInternal,  // our own mistake, or a numeric failure such as a NaN in the model's activations
+  kCancelled,  // the caller asked to stop
 };
 
 // A code and one clear line that names the actual value and what is allowed.
@@ -40,6 +41,7 @@ inline Status NotFound(std::string m) { return {StatusCode::kNotFound, std::move
 inline Status Unsupported(std::string m) { return {StatusCode::kUnsupported, std::move(m)}; }
 inline Status DataLoss(std::string m) { return {StatusCode::kDataLoss, std::move(m)}; }
 inline Status OutOfMemory(std::string m) { return {StatusCode::kOutOfMemory, std::move(m)}; }
+inline Status Cancelled(std::string m) { return {StatusCode::kCancelled, std::move(m)}; }
 inline Status Internal(std::string m) { return {StatusCode::kInternal, std::move(m)}; }
 
 // A value or the Status that says why there is none. `value()` must not be called unless `ok()`.

@@ -44,6 +44,7 @@ struct EngineOptions {
   int threads = 0;            // 0: all cores
   int chunk = 512;            // prefill chunk (-ub)
   int64_t max_context = 0;    // 0: the model's context; RoPE tables cover this many positions
+  const Backend* backend = nullptr;  // nullptr: CpuBackend() where this build has it, else ReferenceBackend()
 };
 
 class Engine {
@@ -69,12 +70,24 @@ class Engine {
   // caches share one dense prefill, so that methods are compared on the same keys and values.
   // `logits`: [vocab] of the last token. `progress(done, total)` in layer-chunks; returning false cancels.
   // Only for caches with tokens() == 0.
+  // After an error or a cancellation (kCancelled) the caches hold part of a prompt and must be discarded.
+  // kInternal names the layer whose keys, values or queries are not finite.
   Status Prefill(std::span<const int32_t> tokens, std::span<KvCache* const> caches, std::vector<float>* logits,
                  PrefillTiming* timing = nullptr, const std::function<bool(int64_t, int64_t)>& progress = {});
 
+  // Bytes that the last Prefill held besides the caches; all of them were freed at its end.
+  struct MemoryUse {
+    int64_t hidden_bytes = 0;       // hidden states of all tokens
+    int64_t layer_dense_bytes = 0;  // one layer's keys and values, f32
+    int64_t workspace_bytes = 0;    // graph buffers, window queries, attention scratch, token ids
+    int64_t total() const noexcept { return hidden_bytes + layer_dense_bytes + workspace_bytes; }
+  };
+  MemoryUse prefill_memory() const noexcept;
+
   // Appends tokens to a cache, layer after layer for all of them (questions, generated tokens), in chunks
   // of EngineOptions::chunk. logits: [vocab] of the last token, or of every token when all_logits
-  // ([tokens, vocab]). A single token uses one graph that is built once.
+  // ([tokens, vocab]). A single token uses one graph that is built once. Logits may be null. Tokens beyond
+  // the RoPE table's positions are kInvalidArgument; after an error the cache may hold some of the tokens.
   Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits = false);
 
  private:
