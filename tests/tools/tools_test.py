@@ -1,0 +1,163 @@
+"""Tests of the Python tools; no network, no model."""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOLS = pathlib.Path(__file__).resolve().parent.parent.parent / "tools"
+
+
+def run(tool, *arguments, **environment):
+    return subprocess.run([sys.executable, TOOLS / tool, *map(str, arguments)], capture_output=True, text=True,
+                          env={**os.environ, **environment}, check=False)
+
+
+class Scratch(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+class MakeDocument(Scratch):
+    def make(self, *arguments):
+        for i in range(4):
+            paragraphs = ["".join(f"Sentence {n} of part {i} tells a little more about the harvest. " for n in range(12))] * 30
+            self.write(f"prose/{i}.txt", "\n\n".join(paragraphs))
+        document, questions = self.folder / "doc.txt", self.folder / "questions.json"
+        result = run("make-document", "--source", self.folder / "prose", "-o", document, "--questions", questions, *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return document.read_text(encoding="utf-8"), json.loads(questions.read_text(encoding="utf-8"))
+
+    def test_each_fact_stands_once_and_in_its_stretch(self):
+        for seed in range(1, 6):
+            text, questions = self.make("--tokens", 4000, "--seed", seed, "--facts", 3)
+            self.assertEqual(len({q["key"] for q in questions}), 3)
+            for i, q in enumerate(questions):
+                self.assertEqual(text.count(f"special magic numbers for {q['key']} is: {q['answer']}."), 1)
+                self.assertEqual(text.count(q["answer"]), 1)
+                self.assertRegex(q["answer"], r"^[1-9]\d{6}$")
+                self.assertNotIn(q["answer"], q["question"] + q["answer_prefix"])
+                self.assertAlmostEqual(q["depth"], text.index(q["answer"]) / len(text), delta=0.03)
+                self.assertAlmostEqual(q["depth"], (i + 0.5) / 3, delta=0.22)
+            # 300 tokens are at least 1,200 characters of this prose.
+            self.assertLess(text.index(questions[-1]["answer"]), len(text) - 1200)
+            self.assertGreater(text.index(questions[0]["answer"]), 400)
+
+    def test_deterministic_and_pinned(self):
+        text, questions = self.make("--tokens", 3000, "--seed", 5)
+        again, questions_again = self.make("--tokens", 3000, "--seed", 5)
+        self.assertEqual((text, questions), (again, questions_again))
+        other, _ = self.make("--tokens", 3000, "--seed", 6)
+        self.assertNotEqual(text, other)
+        self.assertEqual(hashlib.sha256(text.encode()).hexdigest()[:16], "1124fca6ca3c87f5")
+
+    def test_needle_is_one_fact(self):
+        text, questions = self.make("--tokens", 2000, "--needle")
+        self.assertEqual(len(questions), 1)
+        self.assertEqual(text.count("special magic number"), 1)
+
+    def test_too_short_is_an_error(self):
+        self.make("--tokens", 2000)
+        result = run("make-document", "--source", self.folder / "prose", "--tokens", 300, "-o", self.folder / "d",
+                     "--questions", self.folder / "q")
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(len(result.stderr.splitlines()), 1)
+        self.assertIn("300", result.stderr)
+        self.assertFalse((self.folder / "d").exists())
+
+
+class CheckIncludes(Scratch):
+    def violations(self, path, text):
+        self.write("src/base/low.h", "#pragma once\n")
+        self.write("src/cache/high.h", "#pragma once\n")
+        self.write("src/backend/cpu/simd.h", "#pragma once\n")
+        self.write(path, "#pragma once\n" + text)
+        result = run("check-includes", self.folder)
+        self.assertEqual(result.returncode == 0, "0 violations" in result.stdout)
+        (self.folder / path).unlink()
+        return result.returncode
+
+    def test_room_order(self):
+        self.assertEqual(self.violations("src/codec/a.h", '#include "base/low.h"\n#include <vector>\n'), 0)
+        self.assertEqual(self.violations("src/codec/a.h", '#include "cache/high.h"\n'), 1)
+        self.assertEqual(self.violations("src/backend/reference/a.h", '#include "backend/cpu/simd.h"\n'), 1)
+        self.assertEqual(self.violations("src/codec/a.h", '#include "nowhere.h"\n'), 1)
+        self.assertEqual(self.violations("src/unknown/a.h", ""), 1)
+
+    def test_third_party(self):
+        self.assertEqual(self.violations("src/runtime/a.h", '#include "ggml.h"\n'), 0)
+        self.assertEqual(self.violations("src/cache/a.h", '#include "ggml.h"\n'), 1)
+        self.assertEqual(self.violations("src/cache/a.h", "#include <llama.h>\n"), 1)
+        self.assertEqual(self.violations("src/cache/a.h", "#include <nlohmann/json.hpp>\n"), 1)
+        self.assertEqual(self.violations("src/cache/a.cc", "#include <nlohmann/json.hpp>\n"), 0)
+        self.assertEqual(self.violations("include/anchorkv/a.h", "#include <omp.h>\n"), 1)
+        self.assertEqual(self.violations("include/anchorkv/a.h", '#include "base/low.h"\n'), 1)
+
+
+class CheckDocs(Scratch):
+    def problems(self, text):
+        self.write("CMakePresets.json", '{"configurePresets": [{"name": "release"}]}')
+        self.write("quick", "")
+        self.write("docs/other.md", "# A heading\n")
+        self.write("README.md", text)
+        return run("check-docs", self.folder).returncode
+
+    def test_links_and_commands(self):
+        self.assertEqual(self.problems("[x](docs/other.md#a-heading) and `./quick` and cmake --preset release\n"), 0)
+        self.assertEqual(self.problems("[x](docs/missing.md)\n"), 1)
+        self.assertEqual(self.problems("[x](docs/other.md#no-heading)\n"), 1)
+        self.assertEqual(self.problems("run `./missing`\n"), 1)
+        self.assertEqual(self.problems("cmake --preset missing\n"), 1)
+
+
+class GetModel(Scratch):
+    def test_unknown_name_lists_the_known(self):
+        result = run("get-model", "nothing", ANCHORKV_CACHE=str(self.folder))
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stdout, "")
+        self.assertIn("smollm2-135m", result.stderr)
+        self.assertEqual(len(result.stderr.splitlines()), 1)
+
+
+class GetLlamaCpp(Scratch):
+    def test_source_must_be_a_checkout(self):
+        result = run("get-llama-cpp", "--source", self.folder, ANCHORKV_CACHE=str(self.folder))
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stdout, "")
+        self.assertIn("include/llama.h", result.stderr)
+
+
+class CompareAnswers(Scratch):
+    def table(self, answer):
+        questions = [{"key": "k", "question": "What?", "answer": "1234567"}]
+        run_line = {"question": "What?", "answer": answer, "prompt_tokens": 9, "kv": {"method": "full", "profile": "",
+                    "resident_bytes": 1 << 20, "dense_bytes": 1 << 22, "ratio": 4.0},
+                    "timing": {"prefill_s": 1, "compress_s": 0, "decode_tokens_per_s": 5}, "peak_rss_bytes": 1 << 20}
+        result = run("compare-answers", self.write("q.json", json.dumps(questions)),
+                     self.write("r.jsonl", json.dumps(run_line) + "\n"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def test_right_and_wrong(self):
+        for right in ("It is 1234567.", "1,234,567", "1234567"):
+            self.assertIn("1 of 1", self.table(right))
+        for wrong in ("It is 12345678.", "91234567", "", "123 4567"):
+            self.assertIn("0 of 1", self.table(wrong))
+        self.assertIn("4.00x", self.table(""))
+        self.assertIn("1.0 MiB of 4.0 MiB", self.table(""))
+
+
+if __name__ == "__main__":
+    unittest.main()
