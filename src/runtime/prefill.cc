@@ -1,0 +1,256 @@
+#include "runtime/prefill.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+
+#include "ggml-backend.h"
+
+namespace anchorkv {
+namespace {
+
+constexpr size_t kGraphNodes = 64;  // a layer with every bias, its output head included, has about 45
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+const float* Floats(const ggml_tensor* tensor) { return static_cast<const float*>(tensor->data); }
+
+// Graph operators. dst->src: what is given as arguments below; userdata: the PromptAttention.
+// ggml calls them from every thread of a graph, whatever number of tasks was asked for.
+
+// Arguments keys, values[, queries]; the result is one float that orders Attend behind this.
+void StoreOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
+  const ggml_tensor* queries = dst->src[2];
+  static_cast<PromptAttention*>(userdata)->Store(Floats(dst->src[0]), Floats(dst->src[1]),
+                                                 queries == nullptr ? nullptr : Floats(queries),
+                                                 queries == nullptr ? 0 : queries->ne[2], thread, threads);
+}
+
+// Arguments queries, the result of StoreOp; the result is [q_heads * head_dim, queries].
+void AttendOp(ggml_tensor* dst, int thread, int /*threads*/, void* userdata) {
+  static_cast<PromptAttention*>(userdata)->Attend(Floats(dst->src[0]), dst->ne[1], static_cast<float*>(dst->data),
+                                                  thread);
+}
+
+ggml_tensor* Store(ggml_context* context, std::vector<ggml_tensor*> arguments, PromptAttention* attention) {
+  return ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, arguments.data(), static_cast<int>(arguments.size()),
+                        StoreOp, GGML_N_TASKS_MAX, attention);
+}
+
+ggml_tensor* Attend(ggml_context* context, ggml_tensor* queries, ggml_tensor* stored, PromptAttention* attention) {
+  ggml_tensor* arguments[] = {queries, stored};
+  return ggml_custom_4d(context, GGML_TYPE_F32, queries->ne[0] * queries->ne[1], queries->ne[2], 1, 1, arguments, 2,
+                        AttendOp, GGML_N_TASKS_MAX, attention);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Prefill>> Prefill::Make(const ModelParts& parts, std::span<const int32_t> tokens,
+                                               std::span<KvCache* const> caches) {
+  std::unique_ptr<Prefill> prefill(new Prefill());
+  prefill->parts_ = parts;
+  prefill->caches_.assign(caches.begin(), caches.end());
+  const ModelInfo& info = parts.spec->info;
+  const int64_t count = static_cast<int64_t>(tokens.size());
+  prefill->tokens_ = count;
+
+  const size_t hidden_bytes = sizeof(float) * static_cast<size_t>(count) * static_cast<size_t>(info.hidden);
+  AKV_ASSIGN_OR_RETURN(prefill->hidden_memory_, AlignedBuffer::Make(hidden_bytes, "hidden states"));
+  AKV_ASSIGN_OR_RETURN(prefill->token_memory_, AlignedBuffer::Make(tokens.size_bytes(), "token ids"));
+  AKV_ASSIGN_OR_RETURN(prefill->position_memory_, AlignedBuffer::Make(tokens.size_bytes(), "positions"));
+  std::memcpy(prefill->token_memory_.data(), tokens.data(), tokens.size_bytes());
+  int32_t* positions = prefill->position_memory_.as<int32_t>();
+  std::iota(positions, positions + count, 0);
+  AKV_ASSIGN_OR_RETURN(prefill->hidden_,
+                       MakeExternal(&prefill->hidden_memory_, GGML_TYPE_F32, info.hidden, count));
+  AKV_ASSIGN_OR_RETURN(prefill->token_ids_, MakeExternal(&prefill->token_memory_, GGML_TYPE_I32, count, 1));
+  AKV_ASSIGN_OR_RETURN(prefill->positions_, MakeExternal(&prefill->position_memory_, GGML_TYPE_I32, count, 1));
+  AKV_ASSIGN_OR_RETURN(prefill->runner_, GraphRunner::Make(kGraphNodes, parts.threads));
+
+  for (const KvCache* cache : caches) {
+    if (cache->config().compress) prefill->window_ = std::max<int64_t>(prefill->window_, cache->config().codec.window);
+  }
+  prefill->window_ = std::min(prefill->window_, count);
+  const PromptAttention::Shape shape{info.q_heads, info.kv_heads, info.head_dim, count, prefill->window_};
+  AKV_ASSIGN_OR_RETURN(prefill->attention_, PromptAttention::Make(shape, parts.threads, parts.backend));
+  return prefill;
+}
+
+Status Prefill::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
+                    const std::function<bool(int64_t, int64_t)>& progress) {
+  const int layers = parts_.spec->info.layers;
+  const int64_t chunks = (tokens_ + parts_.chunk - 1) / parts_.chunk;
+  int64_t done = 0;
+  Engine::PrefillTiming spent;
+  auto chunk_at = [&](int64_t index) {
+    const int64_t first = index * parts_.chunk;
+    return Chunk{first, std::min<int64_t>(parts_.chunk, tokens_ - first)};
+  };
+  auto start = std::chrono::steady_clock::now();
+  for (int64_t c = 0; c < chunks; ++c) AKV_RETURN_IF_ERROR(Embed(chunk_at(c)));
+  for (int layer = 0; layer < layers; ++layer) {
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Chunk chunk = chunk_at(c);
+      attention_->BeginChunk(chunk.first, chunk.tokens);
+      AKV_RETURN_IF_ERROR(layer + 1 < layers ? RunLayer(layer, chunk) : RunLastLayer(chunk, logits));
+      if (progress && !progress(++done, layers * chunks)) return Cancelled("the prefill was cancelled");
+    }
+    if (!attention_->finite()) {
+      return Internal("layer " + std::to_string(layer) +
+                      " produced a key, value or query that is not a finite number; the model file may be damaged");
+    }
+    spent.prefill_s += SecondsSince(start);
+    start = std::chrono::steady_clock::now();
+    AKV_RETURN_IF_ERROR(HandOver(layer));
+    spent.compress_s += SecondsSince(start);
+    start = std::chrono::steady_clock::now();
+  }
+  if (timing != nullptr) *timing = spent;
+  return Status();
+}
+
+Status Prefill::Embed(const Chunk& chunk) {
+  AKV_RETURN_IF_ERROR(runner_->Begin());
+  ggml_context* context = runner_->context();
+  ggml_tensor* ids = ggml_view_1d(context, token_ids_.tensor, chunk.tokens,
+                                  static_cast<size_t>(chunk.first) * sizeof(int32_t));
+  ggml_tensor* rows = ggml_get_rows(context, parts_.weights->embedding(), ids);
+  ggml_build_forward_expand(runner_->graph(), ggml_cpy(context, rows, HiddenRows(chunk.first, chunk.tokens)));
+  AKV_RETURN_IF_ERROR(runner_->Allocate());
+  return runner_->Compute();
+}
+
+Status Prefill::RunLayer(int layer, const Chunk& chunk) {
+  const ModelInfo& info = parts_.spec->info;
+  const LayerWeights& weights = parts_.weights->layer(layer);
+  ggml_tensor* factors = parts_.weights->rope_factors();
+  AKV_RETURN_IF_ERROR(runner_->Begin());
+  ggml_context* context = runner_->context();
+
+  ggml_tensor* x = HiddenRows(chunk.first, chunk.tokens);
+  ggml_tensor* positions = Positions(chunk.first, chunk.tokens);
+  ggml_tensor* normalized = Normalize(context, x, weights.attn_norm, info.rms_epsilon);
+  ggml_tensor* q = Rotated(context, Linear(context, weights.q, normalized, weights.q_bias), info.head_dim, positions,
+                           factors, info.rope);
+  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim, positions,
+                           factors, info.rope);
+  ggml_tensor* v = Linear(context, weights.v, normalized, weights.v_bias);
+  ggml_tensor* stored = Store(context, {k, v, q}, attention_.get());
+  ggml_tensor* attended = Attend(context, q, stored, attention_.get());
+  // The residual is updated in place: no other tensor of the graph reads x after its norm.
+  x = ggml_add_inplace(context, x, Linear(context, weights.attn_output, attended, weights.attn_output_bias));
+  x = ggml_add_inplace(context, x, FeedForward(context, weights, x, info.rms_epsilon));
+  ggml_build_forward_expand(runner_->graph(), x);
+  AKV_RETURN_IF_ERROR(runner_->Allocate());
+  return runner_->Compute();
+}
+
+// Nothing follows the last layer but the logits of the last token: keys and values are needed for all
+// tokens, queries for the window, and the rest of the layer for the last token only.
+Status Prefill::RunLastLayer(const Chunk& chunk, std::vector<float>* logits) {
+  const ModelInfo& info = parts_.spec->info;
+  const LayerWeights& weights = parts_.weights->layer(info.layers - 1);
+  ggml_tensor* factors = parts_.weights->rope_factors();
+  AKV_RETURN_IF_ERROR(runner_->Begin());
+  ggml_context* context = runner_->context();
+  ggml_cgraph* graph = runner_->graph();
+
+  const int64_t end = chunk.first + chunk.tokens;
+  const bool has_last = logits != nullptr && end == tokens_;
+  const int64_t in_window = std::min(chunk.tokens, end - (tokens_ - window_));
+  const int64_t queries = std::max<int64_t>(in_window, has_last ? 1 : 0);
+
+  ggml_tensor* x = HiddenRows(chunk.first, chunk.tokens);
+  ggml_tensor* normalized = Normalize(context, x, weights.attn_norm, info.rms_epsilon);
+  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim,
+                           Positions(chunk.first, chunk.tokens), factors, info.rope);
+  ggml_tensor* v = Linear(context, weights.v, normalized, weights.v_bias);
+  if (queries <= 0) {
+    ggml_build_forward_expand(graph, Store(context, {k, v}, attention_.get()));
+    AKV_RETURN_IF_ERROR(runner_->Allocate());
+    return runner_->Compute();
+  }
+  ggml_tensor* q = Rotated(context, Linear(context, weights.q, LastRows(context, normalized, queries), weights.q_bias),
+                           info.head_dim, Positions(end - queries, queries), factors, info.rope);
+  ggml_tensor* stored = Store(context, {k, v, q}, attention_.get());
+  ggml_build_forward_expand(graph, stored);
+  ggml_tensor* output = nullptr;
+  if (has_last) {
+    ggml_tensor* last_query = ggml_view_3d(context, q, q->ne[0], q->ne[1], 1, q->nb[1], q->nb[2],
+                                           static_cast<size_t>(queries - 1) * q->nb[2]);
+    ggml_tensor* attended = Attend(context, last_query, stored, attention_.get());
+    ggml_tensor* last = ggml_add(context, LastRows(context, x, 1),
+                                 Linear(context, weights.attn_output, attended, weights.attn_output_bias));
+    last = ggml_add(context, last, FeedForward(context, weights, last, info.rms_epsilon));
+    last = Normalize(context, last, parts_.weights->output_norm(), info.rms_epsilon);
+    output = Linear(context, parts_.weights->output(), last, parts_.weights->output_bias());
+    ggml_set_output(output);
+    ggml_build_forward_expand(graph, output);
+  }
+  AKV_RETURN_IF_ERROR(runner_->Allocate());
+  AKV_RETURN_IF_ERROR(runner_->Compute());
+  if (output != nullptr) {
+    logits->resize(static_cast<size_t>(info.vocab));
+    ggml_backend_tensor_get(output, logits->data(), 0, ggml_nbytes(output));
+  }
+  return Status();
+}
+
+// Exact caches copy the keys as they are; then the keys are rotated back for those that compress.
+Status Prefill::HandOver(int layer) {
+  std::vector<KvCache*> compressing;
+  for (KvCache* cache : caches_) {
+    if (cache->WouldCompress(tokens_)) {
+      compressing.push_back(cache);
+      continue;
+    }
+    AKV_RETURN_IF_ERROR(cache->AddPromptLayerDense(layer, attention_->keys(), attention_->values(), WindowOf(*cache)));
+  }
+  if (compressing.empty()) return Status();
+  attention_->UnrotateKeys(*parts_.rope, parts_.threads);
+  // The codec's own parallel loops follow the engine's thread count.
+  const int openmp_threads = omp_get_max_threads();
+  omp_set_num_threads(parts_.threads);
+  Status status;
+  for (size_t i = 0; i < compressing.size() && status.ok(); ++i) {
+    LayerInput input;
+    input.layer = layer;
+    input.keys = attention_->keys();
+    input.values = attention_->values();
+    input.queries = WindowOf(*compressing[i]);
+    input.rope = parts_.rope;
+    status = compressing[i]->AddPromptLayer(input);
+  }
+  omp_set_num_threads(openmp_threads);
+  return status;
+}
+
+HeadsView<const float> Prefill::WindowOf(const KvCache& cache) const noexcept {
+  if (!cache.config().compress) return {};
+  return attention_->queries(std::min<int64_t>(cache.config().codec.window, tokens_));
+}
+
+ggml_tensor* Prefill::HiddenRows(int64_t first, int64_t tokens) const {
+  ggml_tensor* all = hidden_.tensor;
+  return ggml_view_2d(runner_->context(), all, all->ne[0], tokens, all->nb[1], static_cast<size_t>(first) * all->nb[1]);
+}
+
+ggml_tensor* Prefill::Positions(int64_t first, int64_t tokens) const {
+  return ggml_view_1d(runner_->context(), positions_.tensor, tokens, static_cast<size_t>(first) * sizeof(int32_t));
+}
+
+Engine::MemoryUse Prefill::memory() const noexcept {
+  Engine::MemoryUse use;
+  use.hidden_bytes = static_cast<int64_t>(hidden_memory_.size_bytes());
+  use.layer_dense_bytes = attention_->dense_bytes();
+  use.workspace_bytes = runner_->bytes() + attention_->workspace_bytes() +
+                        static_cast<int64_t>(token_memory_.size_bytes() + position_memory_.size_bytes());
+  return use;
+}
+
+}  // namespace anchorkv

@@ -1,0 +1,163 @@
+#include "runtime/steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "ggml-backend.h"
+
+namespace anchorkv {
+namespace {
+
+constexpr size_t kNodesPerLayer = 48;  // tensors of a layer with every bias, views included
+constexpr size_t kNodesBeside = 64;    // inputs, look-up and output head
+// Logits of many tokens are large (600 KiB each for 150K entries): this many rows at a time.
+constexpr int64_t kLogitRows = 128;
+
+const float* Floats(const ggml_tensor* tensor) { return static_cast<const float*>(tensor->data); }
+
+}  // namespace
+
+// Arguments keys, values, queries, all token-major; the result is one float that orders the next operator.
+void Steps::StoreOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
+  const auto* ops = static_cast<const LayerOps*>(userdata);
+  ops->owner->cache_->Store(ops->layer, Floats(dst->src[0]), Floats(dst->src[1]), Floats(dst->src[2]), thread,
+                            threads);
+}
+
+// Arguments queries, the result of StoreOp.
+void Steps::AttendOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
+  const auto* ops = static_cast<const LayerOps*>(userdata);
+  ops->owner->cache_->Attend(ops->layer, Floats(dst->src[0]), thread, threads);
+}
+
+// Argument the result of AttendOp; the result is [q_heads * head_dim, tokens].
+void Steps::MergeOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
+  const auto* ops = static_cast<const LayerOps*>(userdata);
+  ops->owner->cache_->Merge(ops->layer, static_cast<float*>(dst->data), thread, threads);
+}
+
+Result<std::unique_ptr<Steps>> Steps::Make(const ModelParts& parts) {
+  std::unique_ptr<Steps> steps(new Steps());
+  steps->parts_ = parts;
+  for (int layer = 0; layer < parts.spec->info.layers; ++layer) steps->ops_.push_back({steps.get(), layer});
+  AKV_ASSIGN_OR_RETURN(steps->single_, steps->Build(1, Logits::kLast));
+  return steps;
+}
+
+Result<Steps::Graph> Steps::Build(int64_t tokens, Logits wanted) {
+  const ModelInfo& info = parts_.spec->info;
+  Graph built;
+  const size_t nodes = kNodesPerLayer * static_cast<size_t>(info.layers) + kNodesBeside;
+  AKV_ASSIGN_OR_RETURN(built.runner, GraphRunner::Make(nodes, parts_.threads));
+  AKV_RETURN_IF_ERROR(built.runner->Begin());
+  ggml_context* context = built.runner->context();
+  ggml_cgraph* graph = built.runner->graph();
+
+  built.ids = ggml_new_tensor_1d(context, GGML_TYPE_I32, tokens);
+  built.positions = ggml_new_tensor_1d(context, GGML_TYPE_I32, tokens);
+  ggml_set_input(built.ids);
+  ggml_set_input(built.positions);
+  ggml_tensor* x = ggml_get_rows(context, parts_.weights->embedding(), built.ids);
+  for (int layer = 0; layer < info.layers; ++layer) x = Layer(context, graph, layer, x, built.positions, wanted);
+  if (x != nullptr) {
+    x = Normalize(context, x, parts_.weights->output_norm(), info.rms_epsilon);
+    built.logits = Linear(context, parts_.weights->output(), x, parts_.weights->output_bias());
+    ggml_set_output(built.logits);
+    ggml_build_forward_expand(graph, built.logits);
+  }
+  AKV_RETURN_IF_ERROR(built.runner->Allocate());
+  return built;
+}
+
+// The layer's output, or null after the last layer when no logits are wanted.
+ggml_tensor* Steps::Layer(ggml_context* context, ggml_cgraph* graph, int layer, ggml_tensor* x,
+                          ggml_tensor* positions, Logits wanted) {
+  const ModelInfo& info = parts_.spec->info;
+  const LayerWeights& weights = parts_.weights->layer(layer);
+  ggml_tensor* factors = parts_.weights->rope_factors();
+  ggml_tensor* normalized = Normalize(context, x, weights.attn_norm, info.rms_epsilon);
+  ggml_tensor* q = Rotated(context, Linear(context, weights.q, normalized, weights.q_bias), info.head_dim, positions,
+                           factors, info.rope);
+  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim, positions,
+                           factors, info.rope);
+  ggml_tensor* v = Linear(context, weights.v, normalized, weights.v_bias);
+
+  LayerOps* ops = &ops_[static_cast<size_t>(layer)];
+  ggml_tensor* store_arguments[] = {k, v, q};
+  ggml_tensor* stored =
+      ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, store_arguments, 3, StoreOp, GGML_N_TASKS_MAX, ops);
+  ggml_build_forward_expand(graph, stored);
+  const bool last_layer = layer + 1 == info.layers;
+  if (last_layer && wanted == Logits::kNone) return nullptr;
+
+  ggml_tensor* attend_arguments[] = {q, stored};
+  ggml_tensor* attended =
+      ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, attend_arguments, 2, AttendOp, GGML_N_TASKS_MAX, ops);
+  const int64_t width = int64_t{info.q_heads} * info.head_dim;
+  ggml_tensor* merged =
+      ggml_custom_4d(context, GGML_TYPE_F32, width, x->ne[1], 1, 1, &attended, 1, MergeOp, GGML_N_TASKS_MAX, ops);
+  if (last_layer && wanted == Logits::kLast && x->ne[1] > 1) {
+    merged = LastRows(context, merged, 1);
+    x = LastRows(context, x, 1);
+  }
+  x = ggml_add(context, x, Linear(context, weights.attn_output, merged, weights.attn_output_bias));
+  return ggml_add(context, x, FeedForward(context, weights, x, info.rms_epsilon));
+}
+
+Status Steps::Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) {
+  const int64_t vocab = parts_.spec->info.vocab;
+  const int64_t count = static_cast<int64_t>(tokens.size());
+  if (logits != nullptr) logits->resize(static_cast<size_t>((all_logits ? count : 1) * vocab));
+  const int64_t chunk = all_logits && logits != nullptr ? std::min<int64_t>(parts_.chunk, kLogitRows) : parts_.chunk;
+  Graph many;
+  int64_t built_for = 0;
+  Logits built_wanted = Logits::kNone;
+  for (int64_t first = 0; first < count; first += chunk) {
+    const int64_t n = std::min(chunk, count - first);
+    const bool last = first + n == count;
+    const std::span<const int32_t> step = tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(n));
+    const Logits wanted = logits == nullptr ? Logits::kNone
+                          : all_logits      ? Logits::kAll
+                          : last            ? Logits::kLast
+                                            : Logits::kNone;
+    float* out = wanted == Logits::kNone ? nullptr : logits->data() + (all_logits ? first * vocab : 0);
+    if (n == 1) {
+      AKV_RETURN_IF_ERROR(Run(single_, cache, step, out));
+      continue;
+    }
+    if (built_for != n || built_wanted != wanted) {
+      many = Graph();  // frees its buffers before the next are made
+      AKV_ASSIGN_OR_RETURN(many, Build(n, wanted));
+      built_for = n;
+      built_wanted = wanted;
+    }
+    AKV_RETURN_IF_ERROR(Run(many, cache, step, out));
+  }
+  return Status();
+}
+
+Status Steps::Run(const Graph& graph, KvCache* cache, std::span<const int32_t> tokens, float* out) {
+  AKV_RETURN_IF_ERROR(cache->PrepareStep(static_cast<int>(tokens.size()), parts_.threads));
+  std::vector<int32_t> positions(tokens.size());
+  std::iota(positions.begin(), positions.end(), static_cast<int32_t>(cache->tokens()));
+  ggml_backend_tensor_set(graph.ids, tokens.data(), 0, tokens.size_bytes());
+  ggml_backend_tensor_set(graph.positions, positions.data(), 0, tokens.size_bytes());
+  cache_ = cache;
+  const Status status = graph.runner->Compute();
+  cache_ = nullptr;
+  AKV_RETURN_IF_ERROR(status);
+  if (graph.logits != nullptr && out != nullptr) {
+    const size_t bytes = ggml_nbytes(graph.logits);
+    ggml_backend_tensor_get(graph.logits, out, 0, bytes);
+    if (!std::all_of(out, out + bytes / sizeof(float), [](float x) { return std::isfinite(x); })) {
+      return Internal("the model produced a logit that is not a finite number at position " +
+                      std::to_string(cache->tokens()));
+    }
+  }
+  cache->CommitStep();
+  return Status();
+}
+
+}  // namespace anchorkv
