@@ -396,8 +396,20 @@ Status KvCache::Truncate(int64_t n) {
                            std::to_string(impl.tokens));
   }
   if (n < impl.compressed) {
-    return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the first " +
-                           std::to_string(impl.compressed) + " are compressed and stay together");
+    // Whole segments can go: nothing before them depends on them.
+    const SegmentList& segments = impl.layers.front().segments;
+    size_t kept = segments.size();
+    while (kept > 0 && segments[kept - 1]->first_position() >= n) --kept;
+    const int64_t boundary = kept == 0 ? 0 : segments[kept - 1]->first_position() + segments[kept - 1]->tokens();
+    if (boundary != n) {
+      return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the first " + std::to_string(boundary) +
+                             " are compressed and stay together");
+    }
+    for (Impl::Layer& layer : impl.layers) {
+      layer.segments.resize(kept);
+      layer.tail.Release();
+    }
+    impl.compressed = n;
   }
   impl.tokens = n;
   impl.queries_from = std::min(impl.queries_from, n);

@@ -89,7 +89,7 @@ class KvCache {
   // Compresses the tail into a further segment when it is longer than tail_limit. Call between steps.
   Status MaybeCompressTail();
 
-  // Keeps the first n tokens. Exact inside the tail; inside a segment it is refused.
+  // Keeps the first n tokens. Exact inside the tail and where a segment ends; inside a segment it is refused.
   Status Truncate(int64_t n);
 
   // Segments of a layer, for tests and inspection.
