@@ -117,7 +117,8 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_bos, bool
 std::string Tokenizer::Piece(int32_t token, bool special) const {
   if (token < 0 || token >= vocab_size()) return {};
   std::string piece(32, '\0');
-  int32_t size = llama_token_to_piece(impl_->vocab, token, piece.data(), static_cast<int32_t>(piece.size()), 0, special);
+  int32_t size =
+      llama_token_to_piece(impl_->vocab, token, piece.data(), static_cast<int32_t>(piece.size()), 0, special);
   if (size < 0) {
     piece.resize(static_cast<size_t>(-size));
     size = llama_token_to_piece(impl_->vocab, token, piece.data(), -size, 0, special);
@@ -179,8 +180,9 @@ Result<std::string> Tokenizer::ApplyTemplate(std::span<const ChatMessage> messag
     size = render();
   }
   if (size < 0) {
-    return Unsupported("the model's chat template is not one of the built-in ones; name one with --chat-template, "
-                       "for example --chat-template chatml");
+    return Unsupported(
+        "the model's chat template is not one of the built-in ones; name one with --chat-template, "
+        "for example --chat-template chatml");
   }
   text.resize(static_cast<size_t>(size));
   return text;

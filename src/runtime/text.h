@@ -17,7 +17,7 @@ namespace anchorkv {
 void SetModelLogs(bool verbose);
 
 struct ChatMessage {
-  std::string role;     // "system", "user", "assistant"
+  std::string role;  // "system", "user", "assistant"
   std::string content;
 };
 
@@ -51,12 +51,12 @@ class Tokenizer {
 };
 
 struct SamplerOptions {
-  float temperature = 0.8f;   // <= 0: greedy
-  int top_k = 40;             // <= 0: all
-  float top_p = 0.95f;        // >= 1: off
-  float min_p = 0.05f;        // <= 0: off
+  float temperature = 0.8f;     // <= 0: greedy
+  int top_k = 40;               // <= 0: all
+  float top_p = 0.95f;          // >= 1: off
+  float min_p = 0.05f;          // <= 0: off
   float repeat_penalty = 1.0f;  // > 0; 1: off
-  int repeat_last_n = 64;     // <= 0: off
+  int repeat_last_n = 64;       // <= 0: off
   uint32_t seed = 0;
 };
 

@@ -11,8 +11,8 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
 struct Sequence {
-  int length = 0;         // bytes looked at: a whole character, or the longest prefix of one
-  bool valid = false;     // a whole character
+  int length = 0;          // bytes looked at: a whole character, or the longest prefix of one
+  bool valid = false;      // a whole character
   bool truncated = false;  // the text ends before the character does
 };
 

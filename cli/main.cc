@@ -1,0 +1,48 @@
+// The program `anchorkv`: parses the command line and runs one subcommand.
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "cli/arguments.h"
+#include "cli/command.h"
+
+namespace anchorkv::cli {
+namespace {
+
+int Main(int argc, char** argv) {
+  CLI::App app("Answers from long documents with a KV cache that is several times smaller", "anchorkv");
+  app.set_version_flag("--version", "anchorkv " ANCHORKV_VERSION);
+  app.require_subcommand(1);
+  app.option_defaults()->take_last();
+  Action action;
+  AddRunCommand(&app, &action);
+  AddEstimateCommand(&app, &action);
+  AddInspectCommand(&app, &action);
+
+  const auto arguments = NormalizeArguments(std::span<const char* const>(argv + 1, argv + argc));
+  if (!arguments.ok()) return FailUsage(arguments.status());
+  try {
+    // The parser takes its arguments last first.
+    app.parse(std::vector<std::string>(arguments->rbegin(), arguments->rend()));
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
+  } catch (const CLI::ParseError& error) {
+    return Fail(std::string(error.what()) + "; see anchorkv --help", kExitUsage);
+  }
+  return action();
+}
+
+}  // namespace
+
+}  // namespace anchorkv::cli
+
+int main(int argc, char** argv) {
+  using anchorkv::cli::Fail;
+  try {
+    return anchorkv::cli::Main(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return Fail("out of memory", anchorkv::cli::kExitFailure);
+  } catch (const std::exception& error) {
+    return Fail(error.what(), anchorkv::cli::kExitFailure);
+  }
+}

@@ -1,0 +1,49 @@
+// The command line of `anchorkv run`.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "anchorkv/status.h"
+#include "cache/kv_cache.h"
+#include "cli/kv_options.h"
+#include "runtime/text.h"
+
+namespace anchorkv::cli {
+
+struct RunOptions {
+  std::string model;
+  std::string document;  // path, "-" for standard input, empty for none
+  std::vector<std::string> questions;
+  std::string system;
+  std::string chat_template;
+  std::string kv = "anchorkv";  // or "full"
+  BudgetOptions budget;
+  MethodOptions method;
+  bool question_aware = false;
+  bool chat = false;
+  bool json = false;
+  bool no_progress = false;
+  bool verbose = false;
+  int64_t context = 0;     // 0: the model's
+  int64_t predict = -1;    // -1: until the model ends its turn or the context is full
+  int threads = 0;         // 0: all cores
+  int64_t seed = -1;       // -1: random
+  int chunk = 512;         // prefill chunk
+  int64_t tail_limit = 0;  // 0: the tail stays exact
+  std::string tail_type = "f16";
+  SamplerOptions sampling;  // its seed is `seed`
+};
+
+// Registers the options; `options` must outlive the parsing.
+void AddRunOptions(CLI::App* app, RunOptions* options);
+
+// Checks what concerns several options at once. kInvalidArgument.
+Status CheckRunOptions(const RunOptions& options);
+
+// Cache behaviour as asked for; shapes are filled in from the model later. kInvalidArgument.
+Result<CacheConfig> ResolveCache(const RunOptions& options, CacheConfig shape);
+
+}  // namespace anchorkv::cli
