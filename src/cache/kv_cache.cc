@@ -391,6 +391,7 @@ Status KvCache::MaybeCompressTail() {
 
 Status KvCache::Truncate(int64_t n) {
   Impl& impl = *impl_;
+  if (impl.prompt_tokens != 0) impl.DropPrompt();
   if (n < 0 || n > impl.tokens) {
     return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the cache holds " +
                            std::to_string(impl.tokens));
@@ -414,6 +415,7 @@ Status KvCache::Truncate(int64_t n) {
   impl.tokens = n;
   impl.queries_from = std::min(impl.queries_from, n);
   impl.step_tokens = 0;
+  if (n == 0) impl.uncompressed_reason.clear();
   return {};
 }
 

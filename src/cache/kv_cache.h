@@ -63,7 +63,8 @@ class KvCache {
   ByteBill bill() const;
 
   // --- Prompt, layer by layer (layers in any order, each once per prompt). All layers of a prompt must
-  // have the same number of tokens; `tokens()` grows when the last layer has been added.
+  // have the same number of tokens; `tokens()` grows when the last layer has been added. An error gives the
+  // whole prompt up.
   // True when a prompt of this length appended now would be compressed.
   bool WouldCompress(int64_t prompt_tokens) const noexcept;
   // Compressing caches: input.keys before RoPE. kInvalidArgument if !WouldCompress.
@@ -90,6 +91,7 @@ class KvCache {
   Status MaybeCompressTail();
 
   // Keeps the first n tokens. Exact inside the tail and where a segment ends; inside a segment it is refused.
+  // A prompt that is being added is given up.
   Status Truncate(int64_t n);
 
   // Segments of a layer, for tests and inspection.

@@ -1,0 +1,114 @@
+// Attention over a compressed cache must not rebuild it: everything that a step allocates, by whatever
+// means, is counted and is a small share of the dense keys and values.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "cache/cache_driver.h"
+
+namespace {
+std::atomic<int64_t> g_allocated{0};  // bytes handed out by operator new so far
+
+void* CountedAllocate(std::size_t bytes, std::size_t align) {
+  g_allocated.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  void* memory = align > __STDCPP_DEFAULT_NEW_ALIGNMENT__
+                     ? std::aligned_alloc(align, (bytes + align - 1) / align * align)
+                     : std::malloc(bytes > 0 ? bytes : 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) { return CountedAllocate(bytes, 1); }
+void* operator new[](std::size_t bytes) { return CountedAllocate(bytes, 1); }
+void* operator new(std::size_t bytes, std::align_val_t align) {
+  return CountedAllocate(bytes, static_cast<std::size_t>(align));
+}
+void* operator new[](std::size_t bytes, std::align_val_t align) {
+  return CountedAllocate(bytes, static_cast<std::size_t>(align));
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+
+namespace anchorkv {
+namespace {
+
+struct Peak {
+  int64_t buffers = 0;     // highest AlignedBuffer bytes above the start
+  int64_t allocated = 0;   // all bytes that operator new handed out meanwhile
+  int64_t in_kernels = 0;  // of these, between Store and Merge
+};
+
+Peak MeasureStep(KvCache* cache, const CacheConfig& config, int tokens, int threads) {
+  const std::vector<float> rows(static_cast<size_t>(tokens * config.kv_heads * config.head_dim), .5f);
+  const std::vector<float> queries(static_cast<size_t>(tokens * config.q_heads * config.head_dim), .5f);
+  std::vector<float> out(queries.size());
+  Peak peak;
+  ResetAllocationPeak();
+  const int64_t buffers = GetAllocationStats().current_bytes;
+  const int64_t allocated = g_allocated.load();
+  EXPECT_TRUE(cache->PrepareStep(tokens, threads).ok());
+  const int64_t prepared = g_allocated.load();
+  for (int l = 0; l < config.layers; ++l) {
+    for (int t = 0; t < threads; ++t) cache->Store(l, rows.data(), rows.data(), queries.data(), t, threads);
+    for (int t = 0; t < threads; ++t) cache->Attend(l, queries.data(), t, threads);
+    for (int t = 0; t < threads; ++t) cache->Merge(l, out.data(), t, threads);
+  }
+  peak.in_kernels = g_allocated.load() - prepared;
+  cache->CommitStep();
+  peak.allocated = g_allocated.load() - allocated;
+  peak.buffers = GetAllocationStats().peak_bytes - buffers;
+  return peak;
+}
+
+TEST(StepMemory, DecodeAndFollowUpStayFarBelowDense) {
+  std::vector<const Backend*> backends = {&ReferenceBackend()};
+  if (CpuBackend() != nullptr) backends.push_back(CpuBackend());
+  for (const Backend* backend : backends) {
+    CacheConfig config = SmallConfig(4, 4, 2, 64);
+    config.codec.theta = .15;
+    config.tail_type = DenseType::kF16;
+    CacheDriver driver(config, 40, *backend);
+    ASSERT_TRUE(driver.AddPrompt(5000).ok());
+    KvCache& cache = driver.cache();
+    ASSERT_EQ(cache.compressed_tokens(), 5000);
+    const int64_t dense = cache.bill().dense_bytes;  // of all four layers
+    EXPECT_LT(cache.bill().resident_bytes(), dense * 15 / 100 + 1);
+
+    // The first step after the prompt, and later ones.
+    for (const int tokens : {1, 1, 64, 1}) {
+      const Peak peak = MeasureStep(&cache, config, tokens, 2);
+      EXPECT_LT(peak.buffers, dense / 20) << backend->name() << ", " << tokens << " queries";
+      EXPECT_LT(peak.allocated, dense / 100) << backend->name() << ", " << tokens << " queries";
+      EXPECT_EQ(peak.in_kernels, 0) << backend->name() << ", " << tokens << " queries";
+    }
+    // Workspace and unused tail rows are what stays.
+    const ByteBill bill = cache.bill();
+    EXPECT_LT(bill.workspace_bytes + bill.reserved_bytes, dense / 20) << backend->name();
+  }
+}
+
+// Twice the prompt must not cost a step twice the memory.
+TEST(StepMemory, DoesNotGrowWithTheLengthOfTheSegment) {
+  int64_t workspace[2];
+  for (int i = 0; i < 2; ++i) {
+    CacheConfig config = SmallConfig(1, 4, 2, 32);
+    config.codec.anchors = 64;
+    CacheDriver driver(config, 41);
+    ASSERT_TRUE(driver.AddPrompt(i == 0 ? 3000 : 6000).ok());
+    ASSERT_TRUE(driver.cache().PrepareStep(1024, 2).ok());  // enough blocks of queries: segments are not cut
+    workspace[i] = driver.cache().bill().workspace_bytes;
+  }
+  EXPECT_EQ(workspace[0], workspace[1]);
+}
+
+}  // namespace
+}  // namespace anchorkv
