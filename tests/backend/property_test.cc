@@ -1,0 +1,554 @@
+// What must hold for every backend, whatever its arithmetic (docs/algorithm.md 6 to 8).
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backend/backends.h"
+#include "backend/cases.h"
+#include "base/half.h"
+#include "format/residual_code.h"
+#include "support/compare.h"
+#include "support/random.h"
+
+namespace anchorkv {
+namespace {
+
+using test::Attention;
+using test::Data;
+using test::Layer;
+using test::LayerSpec;
+using test::MakePlan;
+using test::Packed;
+using test::PackWith;
+using test::PlanSpec;
+using test::RelativeError;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+class BackendProperty : public ::testing::TestWithParam<std::string> {
+ protected:
+  const Backend& backend() const { return test::BackendNamed(GetParam()); }
+
+  std::vector<uint16_t> Assign(const Layer& layer, const std::vector<uint32_t>& positions) const {
+    const HeadsView<const float> keys = layer.input().keys;
+    std::vector<uint16_t> assignment;
+    EXPECT_TRUE(backend().Assign(keys, RoundAnchors(keys, positions), positions, &assignment).ok());
+    return assignment;
+  }
+
+  // Attends to [cuts[i], cuts[i + 1]) one after the other by attend(attention, first, last) and merges.
+  template <typename AttendRange>
+  std::vector<float> Merged(const std::vector<int64_t>& cuts, int tokens, int heads, AttendRange attend) const {
+    std::vector<Attention> parts;
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      parts.emplace_back(64, tokens, heads, /*seed=*/3);
+      attend(&parts.back(), cuts[i], cuts[i + 1]);
+    }
+    std::vector<StateRows> states;
+    for (Attention& part : parts) states.push_back(part.states());
+    std::vector<float> out(static_cast<size_t>(tokens * heads * 64), kNaN);
+    backend().MergeStates(states, 64, tokens, heads, out.data(), int64_t{heads} * 64, 64);
+    return out;
+  }
+
+  std::vector<float> Attend(const Packed& packed, const Layer& layer, int head, Attention* attention, int64_t first,
+                            int64_t last) const {
+    backend().AttendAnchor(packed.view(), layer.rope(), head, attention->queries(), first, last, attention->states(),
+                           attention->Scratch(backend(), packed.layout.anchors));
+    return attention->Output();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, BackendProperty, ::testing::ValuesIn(test::BackendNames()),
+                         [](const auto& info) { return test::TestName(info.param); });
+
+TEST(CpuBackends, AreCoveredByTheTestsOfAllBackends) {
+  if (CpuBackend() == nullptr) GTEST_SKIP() << "this build has no SIMD backend for this machine";
+  EXPECT_GE(test::BackendNames().size(), 2u);
+  EXPECT_EQ(CpuBackend("no such target"), nullptr);
+}
+
+// --- Assignment.
+
+TEST_P(BackendProperty, TiesGoToTheLowestAnchor) {
+  LayerSpec spec;
+  spec.data = Data::kConstantKeys;
+  const Layer layer(spec);
+  PlanSpec plan_spec;
+  const SegmentPlan plan = MakePlan(layer, plan_spec);
+  const std::vector<uint16_t> assignment = Assign(layer, plan.anchors);
+  for (int64_t h = 0; h < 2; ++h) {
+    const uint32_t* positions = plan.anchors.data() + h * plan.layout.anchors;
+    for (int64_t t = 0; t < spec.tokens; ++t) {
+      const auto* found = std::find(positions, positions + plan.layout.anchors, static_cast<uint32_t>(t));
+      const int64_t own = found - positions;
+      EXPECT_EQ(assignment[h * spec.tokens + t], own < plan.layout.anchors ? own : 0) << h << " " << t;
+    }
+  }
+}
+
+TEST_P(BackendProperty, AnchorsThatCannotServeArePassedOver) {
+  LayerSpec spec;
+  spec.kv_heads = 1;
+  spec.tokens = 10;
+  spec.window = 2;
+  Layer layer(spec);
+  const auto keys = layer.keys();
+  const auto set = [&](int64_t t, float first, float second) {
+    std::fill_n(keys.row(0, t), 64, 0.0f);
+    keys.row(0, t)[0] = first;
+    keys.row(0, t)[1] = second;
+  };
+  set(0, 1e-3f, 0.0f);   // an anchor in the right direction, but 1/1000 of the size
+  set(1, 0.0f, 0.0f);    // a zero anchor
+  set(2, 3.0f, 4.0f);    // an anchor at cos = .6 with e0
+  set(3, -1.0f, 0.0f);   // would be gamma = -1000 with anchor 0
+  set(4, 0.0f, 0.0f);    // zero vectors have no anchor
+  set(5, 0.1f, 0.0f);    // gamma = 100 with anchor 0 is fine
+  set(6, -3.0f, -4.0f);  // negative multiples count
+  std::fill_n(keys.row(0, 7), 64, 0.0f);
+  keys.row(0, 7)[2] = 1.0f;  // orthogonal to every anchor
+  set(8, 0.0f, 1e-30f);
+  set(9, 1.0f, 0.0f);
+  const std::vector<uint32_t> positions = {0, 1, 2};
+  const std::vector<uint16_t> expected = {0, 1, 2, 2, kNoAnchor, 0, 2, kNoAnchor};
+  std::vector<uint16_t> assignment = Assign(layer, positions);
+  assignment.resize(8);
+  EXPECT_EQ(assignment, expected);
+  // Anchors that are all zero serve nobody.
+  const std::vector<uint16_t> none = Assign(layer, {1, 4});
+  for (const int64_t t : {0, 2, 3, 5, 6, 9}) EXPECT_EQ(none[t], kNoAnchor);
+}
+
+TEST_P(BackendProperty, PermutingHeadsPermutesResults) {
+  LayerSpec spec;
+  spec.kv_heads = 3;
+  Layer layer(spec);
+  Layer swapped(spec);
+  const int64_t order[] = {2, 0, 1};
+  for (int64_t h = 0; h < 3; ++h) {
+    for (int64_t t = 0; t < spec.tokens; ++t) {
+      std::copy_n(layer.keys().row(order[h], t), 64, swapped.keys().row(h, t));
+      std::copy_n(layer.values().row(order[h], t), 64, swapped.values().row(h, t));
+    }
+    for (int64_t g = 0; g < 2; ++g) {
+      for (int64_t w = 0; w < spec.window; ++w) {
+        std::copy_n(layer.queries().row(order[h] * 2 + g, w), 64, swapped.queries().row(h * 2 + g, w));
+      }
+    }
+  }
+  AttentionStats stats, swapped_stats;
+  HeadScores scores, swapped_scores;
+  ASSERT_TRUE(backend().Score(layer.input(), &stats, &scores).ok());
+  ASSERT_TRUE(backend().Score(swapped.input(), &swapped_stats, &swapped_scores).ok());
+
+  const SegmentPlan plan = MakePlan(layer, PlanSpec{});
+  SegmentPlan swapped_plan = plan;
+  for (int64_t h = 0; h < 3; ++h) {
+    const int64_t k = plan.layout.anchors;
+    std::copy_n(plan.anchors.begin() + order[h] * k, k, swapped_plan.anchors.begin() + h * k);
+    for (int side = 0; side < 2; ++side) {
+      std::copy_n(plan.assignment[side].begin() + order[h] * spec.tokens, spec.tokens,
+                  swapped_plan.assignment[side].begin() + h * spec.tokens);
+    }
+  }
+  CodecOptions options;
+  HeadScores utility[2], swapped_utility[2];
+  const auto utility_of = [&](const Layer& l, const SegmentPlan& p, const AttentionStats& s, HeadScores out[2]) {
+    const RoundedAnchors anchors[2] = {RoundAnchors(l.input().keys, p.anchors),
+                                       RoundAnchors(l.input().values, p.anchors)};
+    ASSERT_TRUE(backend().Utility(l.input(), options, s, p.anchors, anchors, p.assignment, out).ok());
+  };
+  utility_of(layer, plan, stats, utility);
+  utility_of(swapped, swapped_plan, swapped_stats, swapped_utility);
+  const auto row = [&](const HeadScores& all, int64_t h) {
+    return std::span<const float>(all.head(h), static_cast<size_t>(spec.tokens));
+  };
+  for (int64_t h = 0; h < 3; ++h) {
+    EXPECT_TRUE(test::AllNear(row(swapped_scores, h), row(scores, order[h]), 1e-6, 0.0)) << h;
+    for (int side = 0; side < 2; ++side) {
+      EXPECT_TRUE(test::AllNear(row(swapped_utility[side], h), row(utility[side], order[h]), 1e-5, 0.0)) << h;
+    }
+  }
+  const std::vector<uint16_t> assignment = Assign(layer, plan.anchors);
+  const std::vector<uint16_t> swapped_assignment = Assign(swapped, swapped_plan.anchors);
+  for (int64_t i = 0; i < 3 * spec.tokens; ++i) {
+    ASSERT_EQ(swapped_assignment[i], assignment[order[i / spec.tokens] * spec.tokens + i % spec.tokens]);
+  }
+}
+
+TEST_P(BackendProperty, ResultsDoNotDependOnThreads) {
+  LayerSpec spec;
+  spec.kv_heads = 3;
+  spec.tokens = 300;
+  const Layer layer(spec);
+  const SegmentPlan plan = MakePlan(layer, PlanSpec{});
+  const RoundedAnchors anchors[2] = {RoundAnchors(layer.input().keys, plan.anchors),
+                                     RoundAnchors(layer.input().values, plan.anchors)};
+  struct Results {
+    AttentionStats stats;
+    HeadScores scores, utility[2];
+    std::vector<uint16_t> assignment;
+    std::vector<std::byte> bytes;
+  };
+  const int threads_before = omp_get_max_threads();
+  const auto run = [&](int threads) {
+    omp_set_num_threads(threads);
+    Results r;
+    EXPECT_TRUE(backend().Score(layer.input(), &r.stats, &r.scores).ok());
+    EXPECT_TRUE(backend()
+                    .Utility(layer.input(), CodecOptions(), r.stats, plan.anchors, anchors, plan.assignment, r.utility)
+                    .ok());
+    r.assignment = Assign(layer, plan.anchors);
+    const Packed packed = PackWith(backend(), layer, plan);
+    r.bytes.assign(packed.bytes.data(), packed.bytes.data() + packed.bytes.size_bytes());
+    return r;
+  };
+  const Results one = run(1);
+  for (const int threads : {2, 3, 7}) {
+    const Results many = run(threads);
+    EXPECT_TRUE(test::SameBits<float>(many.stats.m, one.stats.m)) << threads;
+    EXPECT_TRUE(test::SameBits<float>(many.stats.l, one.stats.l)) << threads;
+    EXPECT_TRUE(test::SameBits<float>(many.stats.y, one.stats.y)) << threads;
+    EXPECT_TRUE(test::SameBits<float>(many.scores.data, one.scores.data)) << threads;
+    EXPECT_TRUE(test::SameBits<float>(many.utility[0].data, one.utility[0].data)) << threads;
+    EXPECT_TRUE(test::SameBits<float>(many.utility[1].data, one.utility[1].data)) << threads;
+    EXPECT_EQ(many.assignment, one.assignment) << threads;
+    EXPECT_TRUE(test::SameBits<std::byte>(many.bytes, one.bytes)) << threads;
+  }
+  omp_set_num_threads(threads_before);
+}
+
+// --- Bytes.
+
+TEST_P(BackendProperty, SlotsAreWhereMaskAndRankSay) {
+  LayerSpec layer_spec;
+  layer_spec.kv_heads = 3;
+  for (const int64_t tokens : {63, 64, 65, 129, 192}) {
+    layer_spec.tokens = tokens;
+    layer_spec.window = 8;
+    const Layer layer(layer_spec);
+    PlanSpec plan_spec;
+    plan_spec.anchors = 12;
+    for (int side = 0; side < 2; ++side) {
+      plan_spec.bits[side][1] = 3;
+      plan_spec.share[side][0] = 0.4;
+      plan_spec.share[side][1] = 0.3;
+    }
+    const SegmentPlan plan = MakePlan(layer, plan_spec);
+    const Packed packed = PackWith(backend(), layer, plan);
+    for (const Side side : {kKeys, kValues}) {
+      for (int pool = 0; pool < kMaxPools; ++pool) {
+        int64_t next = 0;
+        for (int h = 0; h < 3; ++h) {
+          if (side == kValues) next = (next + 31) / 32 * 32;
+          for (int64_t t = 0; t < tokens; ++t) {
+            if (t % 64 == 0) {
+              ASSERT_EQ(packed.view().rank(side, pool, h)[t / 64], next);
+            }
+            const bool chosen = plan.pool_of[side][h * tokens + t] == pool + 1;
+            ASSERT_EQ(SlotOf(packed.view(), side, pool, h, t), chosen ? next++ : -1)
+                << side << pool << " " << h << " " << t;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackendProperty, AnchorsAreTheirOwnImage) {
+  const Layer layer((LayerSpec()));
+  const SegmentPlan plan = MakePlan(layer, PlanSpec{});
+  const Packed packed = PackWith(backend(), layer, plan);
+  std::vector<float> out(64), expected(64);
+  for (int h = 0; h < 2; ++h) {
+    for (int64_t a = 0; a < plan.layout.anchors; ++a) {
+      const uint32_t t = plan.anchors[h * plan.layout.anchors + a];
+      EXPECT_EQ(packed.view().anchor_positions(h)[a], t);
+      for (const Side side : {kKeys, kValues}) {
+        const TokenWord word = packed.view().words(side, h)[t];
+        EXPECT_EQ(word.anchor, a);
+        EXPECT_EQ(word.gamma, FloatToHalf(1.0f));
+      }
+      DecodeValue(packed.view(), h, t, out.data());
+      std::copy_n(layer.input().values.row(h, t), 64, expected.begin());
+      EXPECT_LT(RelativeError(out, expected), 0x1p-11);
+    }
+  }
+}
+
+// The residual absorbs the rounding of anchor and gamma: with 4 bits everywhere the error is the codec's.
+TEST_P(BackendProperty, ResidualsAbsorbRounding) {
+  const Layer layer((LayerSpec()));
+  PlanSpec spec;
+  for (int side = 0; side < 2; ++side) {
+    spec.bits[side][0] = 4;
+    spec.share[side][0] = 1.0;
+  }
+  const Packed packed = PackWith(backend(), layer, MakePlan(layer, spec));
+  std::vector<float> keys(2 * 200 * 64), values(keys.size());
+  ASSERT_TRUE(backend()
+                  .Dequantize(packed.view(), layer.rope(), HeadMajor(keys.data(), 2, 200, 64),
+                              HeadMajor(values.data(), 2, 200, 64))
+                  .ok());
+  // Residuals carry a fraction of the energy and keep a relative mean square error of 1%.
+  EXPECT_LT(RelativeError(keys, layer.RotatedKeys()), 0.08);
+  EXPECT_GT(RelativeError(keys, layer.RotatedKeys()), 0.01);
+}
+
+TEST_P(BackendProperty, PaddedPositionsStayZero) {
+  LayerSpec layer_spec;
+  layer_spec.tokens = 70;
+  const Layer layer(layer_spec);
+  const Packed packed = PackWith(backend(), layer, MakePlan(layer, PlanSpec{}));
+  for (const Side side : {kKeys, kValues}) {
+    for (int h = 0; h < 2; ++h) {
+      for (int64_t t = 70; t < 128; ++t) {
+        EXPECT_EQ(packed.view().words(side, h)[t].anchor, 0);
+        EXPECT_EQ(packed.view().words(side, h)[t].gamma, 0);
+      }
+      EXPECT_EQ(packed.view().mask(side, 0, h)[1] >> 6, 0u);
+    }
+  }
+}
+
+// --- Attention.
+
+// k = S: every token is an anchor, and the compressed path is the dense path up to the anchors' rounding.
+TEST_P(BackendProperty, EveryTokenAnAnchorIsDenseAttention) {
+  for (const RopePairing pairing : {RopePairing::kHalfSplit, RopePairing::kInterleaved}) {
+    LayerSpec spec;
+    spec.tokens = 140;
+    spec.first_position = 13;
+    spec.pairing = pairing;
+    Layer layer(spec);
+    // Sources with 8 significant bits survive the fp16 anchors exactly.
+    for (HeadsView<float> view : {layer.keys(), layer.values()}) {
+      for (int64_t h = 0; h < 2; ++h) {
+        for (int64_t t = 0; t < spec.tokens; ++t) {
+          for (int d = 0; d < 64; ++d) view.row(h, t)[d] = std::nearbyint(view.row(h, t)[d] * 16.0f) / 16.0f;
+        }
+      }
+    }
+    PlanSpec plan_spec;
+    plan_spec.anchors = spec.tokens;
+    const Packed packed = PackWith(backend(), layer, MakePlan(layer, plan_spec));
+    const std::vector<float> rotated = layer.RotatedKeys();
+    std::vector<float> values;
+    for (int64_t t = 0; t < spec.tokens; ++t) {
+      values.insert(values.end(), layer.values().row(1, t), layer.values().row(1, t) + 64);
+    }
+    Attention attention(64, 3, 2, 7);
+    const std::vector<float> compressed = Attend(packed, layer, 1, &attention, 0, spec.tokens);
+    const std::vector<double> compressed_lse = attention.LogSumExp();
+    const DenseRows rows{DenseType::kF32, rotated.data() + spec.tokens * 64, values.data(), 64};
+    ReferenceBackend().AttendDense(rows, 64, attention.queries(), 0, spec.tokens, spec.tokens, attention.states(),
+                                   attention.Scratch(ReferenceBackend(), 0));
+    EXPECT_GT(RelativeError(attention.Output(), compressed), 0.0);  // causal: this one still hides the last rows
+    ReferenceBackend().AttendDense(rows, 64, attention.queries(), 0, spec.tokens, spec.tokens + 3, attention.states(),
+                                   attention.Scratch(ReferenceBackend(), 0));
+    EXPECT_LT(RelativeError(compressed, attention.Output()), 1e-5);
+    for (size_t i = 0; i < compressed_lse.size(); ++i) EXPECT_NEAR(compressed_lse[i], attention.LogSumExp()[i], 1e-5);
+  }
+}
+
+// docs/algorithm.md 8: |y^ - y| <= (e^{2 delta} - 1) max |V^| + sum alpha |V^ - V|.
+TEST_P(BackendProperty, ErrorStaysBelowTheBound) {
+  for (const double share : {0.0, 0.5, 1.0}) {
+    for (const float query_scale : {0.1f, 0.3f, 1.0f}) {
+      LayerSpec spec;
+      spec.gqa_ratio = 4;
+      const Layer layer(spec);
+      PlanSpec plan_spec;
+      for (int side = 0; side < 2; ++side) plan_spec.share[side][0] = share;
+      const SegmentPlan plan = MakePlan(layer, plan_spec);
+      const Packed packed = PackWith(backend(), layer, plan);
+      const int64_t S = spec.tokens;
+      std::vector<float> keys(2 * S * 64), values(keys.size());
+      ASSERT_TRUE(ReferenceBackend()
+                      .Dequantize(packed.view(), layer.rope(), HeadMajor(keys.data(), 2, S, 64),
+                                  HeadMajor(values.data(), 2, S, 64))
+                      .ok());
+      const std::vector<float> exact_keys = layer.RotatedKeys();
+      for (int head = 0; head < 2; ++head) {
+        Attention attention(64, 2, 4, 11 + head, query_scale);
+        const std::vector<float> output = Attend(packed, layer, head, &attention, 0, S);
+        for (int row = 0; row < 8; ++row) {
+          const float* q = attention.queries().row(row / 4, row % 4);
+          std::vector<double> logits(S);
+          double delta = 0.0, max_value = 0.0, mass = 0.0;
+          for (int64_t t = 0; t < S; ++t) {
+            double exact = 0.0, rebuilt = 0.0, norm = 0.0;
+            for (int d = 0; d < 64; ++d) {
+              const int64_t i = (head * S + t) * 64 + d;
+              exact += double{q[d]} * exact_keys[i] / 8.0;
+              rebuilt += double{q[d]} * keys[i] / 8.0;
+              norm += double{values[i]} * values[i];
+            }
+            logits[t] = exact;
+            mass += std::exp(exact);
+            delta = std::max(delta, std::fabs(exact - rebuilt));
+            max_value = std::max(max_value, std::sqrt(norm));
+          }
+          std::vector<double> y(64, 0.0);
+          double value_error = 0.0, eviction_price = 0.0, error = 0.0;
+          for (int64_t t = 0; t < S; ++t) {
+            const double alpha = std::exp(logits[t]) / mass;
+            double difference = 0.0, norm = 0.0;
+            for (int d = 0; d < 64; ++d) {
+              const double v = layer.input().values.row(head, t)[d];
+              const double change = values[(head * S + t) * 64 + d] - v;
+              y[d] += alpha * v;
+              difference += change * change;
+              norm += v * v;
+            }
+            value_error += alpha * std::sqrt(difference);
+            const uint32_t* positions = packed.view().anchor_positions(head);
+            const bool is_anchor =
+                std::binary_search(positions, positions + plan.layout.anchors, static_cast<uint32_t>(t));
+            eviction_price += alpha * std::sqrt(norm) * (is_anchor ? 0x1p-11 : 1.0);
+          }
+          for (int d = 0; d < 64; ++d) error += std::pow(output[row * 64 + d] - y[d], 2);
+          error = std::sqrt(error);
+          EXPECT_LE(error, std::expm1(2 * delta) * max_value + value_error + 1e-5) << share << " " << row;
+          EXPECT_GT(error, 1e-4);  // the bound is tested on something that does err
+          if (share == 0.0) {
+            EXPECT_LE(value_error, eviction_price * 1.001);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackendProperty, SplitsMergeToTheWhole) {
+  LayerSpec spec;
+  spec.tokens = 250;
+  const Layer layer(spec);
+  const Packed packed = PackWith(backend(), layer, MakePlan(layer, PlanSpec{}));
+  Attention whole(64, 3, 2, 3);
+  const std::vector<float> expected = Attend(packed, layer, 0, &whole, 0, 250);
+  const auto attend = [&](Attention* part, int64_t first, int64_t last) {
+    Attend(packed, layer, 0, part, first, last);
+  };
+  for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{
+           {0, 250}, {0, 64, 250}, {0, 192, 250}, {0, 64, 128, 192, 250}, {0, 128, 128, 250}, {0, 0, 64, 250}}) {
+    EXPECT_LT(RelativeError(Merged(cuts, 3, 2, attend), expected), 2e-6) << cuts.size();
+  }
+}
+
+TEST_P(BackendProperty, EmptyRangesGiveTheEmptyState) {
+  const Layer layer((LayerSpec()));
+  const Packed packed = PackWith(backend(), layer, MakePlan(layer, PlanSpec{}));
+  Attention attention(64, 2, 2, 3);
+  const auto expect_empty = [&](const char* what) {
+    const StateRows s = attention.states();
+    for (int token = 0; token < 2; ++token) {
+      for (int head = 0; head < 2; ++head) {
+        EXPECT_EQ(s.m[token * s.s_token_stride + head * s.s_head_stride], -kInfinity) << what;
+        EXPECT_EQ(s.l[token * s.s_token_stride + head * s.s_head_stride], 0.0f) << what;
+        for (int d = 0; d < 64; ++d) {
+          EXPECT_EQ(s.o[token * s.o_token_stride + head * s.o_head_stride + d], 0.0f) << what;
+        }
+      }
+    }
+    attention.Poison();
+  };
+  Attend(packed, layer, 0, &attention, 64, 64);
+  expect_empty("no compressed positions");
+  const std::vector<float> dense(100 * 64, 1.0f);
+  const DenseRows rows{DenseType::kF32, dense.data(), dense.data(), 64};
+  backend().AttendDense(rows, 64, attention.queries(), 5, 5, 100, attention.states(), attention.Scratch(backend(), 0));
+  expect_empty("no dense rows");
+  // Token 0 sees rows below 10, token 1 below 11: all masked.
+  backend().AttendDense(rows, 64, attention.queries(), 40, 60, 10, attention.states(), attention.Scratch(backend(), 0));
+  expect_empty("masked rows");
+}
+
+TEST_P(BackendProperty, DenseAttentionIsCausal) {
+  test::Random random(4);
+  const int64_t rows = 90;
+  std::vector<float> keys = random.Gaussians(rows * 64);
+  std::vector<float> values = random.Gaussians(rows * 64);
+  // Rows that nobody may see.
+  for (int64_t i = 84 * 64; i < rows * 64; ++i) keys[i] = values[i] = kNaN;
+  const DenseRows dense{DenseType::kF32, keys.data(), values.data(), 64};
+  for (const int tokens : {1, 2, 4}) {
+    Attention attention(64, tokens, 3, 9);
+    const int64_t visible = 84 - tokens + 1;
+    backend().AttendDense(dense, 64, attention.queries(), 7, rows, visible, attention.states(),
+                          attention.Scratch(backend(), 0));
+    const std::vector<float> output = attention.Output();
+    for (int token = 0; token < tokens; ++token) {
+      for (int head = 0; head < 3; ++head) {
+        const float* q = attention.queries().row(token, head);
+        std::vector<float> expected(64, 0.0f);
+        std::vector<double> y(64, 0.0);
+        double mass = 0.0;
+        for (int64_t t = 7; t < visible + token; ++t) {
+          double logit = 0.0;
+          for (int d = 0; d < 64; ++d) logit += double{q[d]} * keys[t * 64 + d];
+          mass += std::exp(logit / 8.0);
+          for (int d = 0; d < 64; ++d) y[d] += std::exp(logit / 8.0) * values[t * 64 + d];
+        }
+        for (int d = 0; d < 64; ++d) expected[d] = static_cast<float>(y[d] / mass);
+        const std::span<const float> got(output.data() + (token * 3 + head) * 64, 64);
+        EXPECT_LT(RelativeError(got, std::span<const float>(expected)), 1e-5) << tokens << " " << token << " " << head;
+      }
+    }
+  }
+}
+
+TEST_P(BackendProperty, MergeSkipsEmptyPartsAndNormalises) {
+  const int D = 16;
+  // Two rows; per part o, m, l.
+  struct Part {
+    std::vector<float> o, m, l;
+    StateRows rows() { return {o.data(), m.data(), l.data(), 16, 16, 1, 1}; }
+  };
+  Part a{std::vector<float>(2 * D, 2.0f), {1.0f, 5e4f}, {4.0f, 1.0f}};
+  Part empty{std::vector<float>(2 * D, kNaN), {-kInfinity, -kInfinity}, {0.0f, 0.0f}};
+  Part b{std::vector<float>(2 * D, 8.0f), {1.0f, -5e4f}, {1.0f, 2.0f}};
+  std::vector<float> result(2 * D + 1, kNaN);
+  const auto merge = [&](std::vector<StateRows> parts) {
+    std::fill(result.begin(), result.end(), kNaN);
+    backend().MergeStates(parts, D, 2, 1, result.data(), D, D);
+    EXPECT_TRUE(std::isnan(result.back()));
+  };
+  merge({a.rows(), empty.rows(), b.rows()});
+  for (int d = 0; d < D; ++d) {
+    EXPECT_NEAR(result[d], 2.0f, 1e-6f);      // (2 + 8) / (4 + 1)
+    EXPECT_NEAR(result[D + d], 2.0f, 1e-6f);  // the second part is e^{-1e5} of the first
+  }
+  merge({empty.rows(), b.rows()});  // the empty state is the identity, also in front
+  for (int d = 0; d < D; ++d) {
+    EXPECT_NEAR(result[d], 8.0f, 1e-6f);
+    EXPECT_NEAR(result[D + d], 4.0f, 1e-6f);
+  }
+  merge({empty.rows(), empty.rows()});
+  for (int d = 0; d < 2 * D; ++d) EXPECT_EQ(result[d], 0.0f);
+}
+
+// Merging is associative: how positions are grouped into parts does not matter beyond rounding.
+TEST_P(BackendProperty, MergeDoesNotDependOnGrouping) {
+  test::Random random(6);
+  const int64_t rows = 120;
+  const std::vector<float> keys = random.Gaussians(rows * 64, 3.0f);
+  const std::vector<float> values = random.Gaussians(rows * 64);
+  const DenseRows dense{DenseType::kF32, keys.data(), values.data(), 64};
+  const auto attend = [&](Attention* part, int64_t first, int64_t last) {
+    backend().AttendDense(dense, 64, part->queries(), first, last, rows, part->states(), part->Scratch(backend(), 0));
+  };
+  const std::vector<float> whole = Merged({0, 120}, 2, 2, attend);
+  for (const std::vector<int64_t>& cuts :
+       std::vector<std::vector<int64_t>>{{0, 1, 120}, {0, 40, 80, 120}, {0, 13, 14, 15, 97, 97, 119, 120}}) {
+    EXPECT_LT(RelativeError(Merged(cuts, 2, 2, attend), whole), 2e-6) << cuts.size();
+  }
+}
+
+}  // namespace
+}  // namespace anchorkv
