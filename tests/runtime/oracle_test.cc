@@ -3,51 +3,13 @@
 
 #include <cstdio>
 
-#include "runtime/engine.h"
+#include "runtime/engine_runs.h"
 #include "runtime/oracle.h"
 
 namespace anchorkv::test {
 namespace {
 
 constexpr int kTokens = 512;
-
-CacheConfig ExactConfig(const Engine& engine) {
-  CacheConfig config = engine.cache_config();
-  config.compress = false;
-  config.tail_type = DenseType::kF32;
-  return config;
-}
-
-// Logits of every token: the first half of the text as a prompt would need one prefill per length, so all
-// tokens are appended to an empty cache; Prefill is compared by its last token.
-std::vector<float> OurLogits(Engine* engine, const std::vector<int32_t>& tokens) {
-  auto cache = engine->MakeCache(ExactConfig(*engine));
-  EXPECT_TRUE(cache.ok()) << cache.status().message();
-  std::vector<float> logits;
-  const Status status = engine->Append(cache->get(), tokens, &logits, /*all_logits=*/true);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return logits;
-}
-
-// Logits of the tokens from `prompt` on: a prefilled prompt, then the rest in one step.
-std::vector<float> LogitsAfterPrefill(Engine* engine, const std::vector<int32_t>& tokens, size_t prompt) {
-  auto cache = engine->MakeCache(ExactConfig(*engine));
-  EXPECT_TRUE(cache.ok()) << cache.status().message();
-  KvCache* caches[] = {cache->get()};
-  std::vector<float> first;
-  const std::span<const int32_t> all(tokens);
-  Status status = engine->Prefill(all.first(prompt), caches, &first);
-  EXPECT_TRUE(status.ok()) << status.message();
-  std::vector<float> rest;
-  status = engine->Append(cache->get(), all.subspan(prompt), &rest, /*all_logits=*/true);
-  EXPECT_TRUE(status.ok()) << status.message();
-  first.insert(first.end(), rest.begin(), rest.end());
-  return first;
-}
-
-std::vector<float> From(const std::vector<float>& logits, int vocab, size_t first) {
-  return std::vector<float>(logits.begin() + static_cast<ptrdiff_t>(first) * vocab, logits.end());
-}
 
 void Print(const char* what, const Distance& d, size_t rows) {
   std::printf("%-34s KL %.3g, max difference %.3g, top-1 %d of %zu\n", what, d.mean_kl, d.max_difference, d.same_top,
@@ -70,19 +32,19 @@ class Oracle : public ::testing::TestWithParam<const char*> {
 TEST_P(Oracle, F32WeightsGiveTheSameLogits) {
   const std::string path = F32Copy(path_);
   ASSERT_FALSE(path.empty());
-  auto engine = Engine::Load(path, {});
-  ASSERT_TRUE(engine.ok()) << engine.status().message();
-  const int vocab = (*engine)->info().vocab;
+  const std::unique_ptr<Engine> engine = LoadEngine(path);
+  ASSERT_NE(engine, nullptr);
+  const int vocab = engine->info().vocab;
   const std::vector<float> reference = OracleLogits(path, tokens_, {});
-  const Distance appended = Compare(reference, OurLogits(engine->get(), tokens_), vocab);
+  const Distance appended = Compare(reference, AppendedLogits(engine.get(), tokens_), vocab);
   Print("F32, appended", appended, tokens_.size());
   EXPECT_LT(appended.mean_kl, 1e-6);
   EXPECT_LT(appended.max_difference, 2e-3);
   EXPECT_EQ(appended.same_top, kTokens);
 
   constexpr size_t kPrompt = 300;
-  const Distance prefilled = Compare(From(reference, vocab, kPrompt - 1),
-                                     LogitsAfterPrefill(engine->get(), tokens_, kPrompt), vocab);
+  const Distance prefilled = Compare(RowsFrom(reference, vocab, kPrompt - 1),
+                                     PrefilledLogits(engine.get(), tokens_, kPrompt, ExactConfig(*engine)), vocab);
   Print("F32, prefilled 300", prefilled, kTokens - kPrompt + 1);
   EXPECT_LT(prefilled.mean_kl, 1e-6);
   EXPECT_LT(prefilled.max_difference, 2e-3);
@@ -92,13 +54,13 @@ TEST_P(Oracle, F32WeightsGiveTheSameLogits) {
 // Products with quantised weights round the activations to 8 bits, which amplifies any difference in the
 // last digit. libllama differs from itself by that much when flash attention is switched.
 TEST_P(Oracle, QuantisedWeightsStayWithinLibllamasOwnSpread) {
-  auto engine = Engine::Load(path_, {});
-  ASSERT_TRUE(engine.ok()) << engine.status().message();
-  const int vocab = (*engine)->info().vocab;
+  const std::unique_ptr<Engine> engine = LoadEngine(path_);
+  ASSERT_NE(engine, nullptr);
+  const int vocab = engine->info().vocab;
   const std::vector<float> plain = OracleLogits(path_, tokens_, {});
   const std::vector<float> flash = OracleLogits(path_, tokens_, {.flash_attention = true, .f16_cache = true});
   const Distance spread = Compare(plain, flash, vocab);
-  const Distance ours = Compare(plain, OurLogits(engine->get(), tokens_), vocab);
+  const Distance ours = Compare(plain, AppendedLogits(engine.get(), tokens_), vocab);
   Print("libllama, flash against plain", spread, tokens_.size());
   Print("ours against plain", ours, tokens_.size());
   EXPECT_LE(ours.mean_kl, spread.mean_kl);
