@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMaxThreads = GGML_MAX_N_THREADS;
 constexpr int kMaxChunk = 65536;
-constexpr int64_t kMaxContext = int64_t{1} << 30;  // positions are 32-bit in ggml's graphs
+constexpr int64_t kMaxContext = int64_t{1} << 24;  // tokens; RoPE tables of that many stay below 200 MB
 
 Status CheckRange(const char* what, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return Status();

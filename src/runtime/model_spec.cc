@@ -16,7 +16,7 @@ using Need = GgufFile::Need;
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxWidth = int64_t{1} << 20;     // hidden, feed-forward
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxContext = int64_t{1} << 30;   // ggml's positions are 32-bit
+constexpr int64_t kMaxContext = int64_t{1} << 24;   // tokens; RoPE tables of that many stay below 200 MB
 constexpr int64_t kMaxHeadDim = 512;                // what the attention backends are built for
 constexpr const char* kRopeFactors = "rope_freqs.weight";
 

@@ -151,7 +151,7 @@ Status Prefill::RunLayer(int layer, const Chunk& chunk) {
 }
 
 // Nothing follows the last layer but the logits of the last token: keys and values are needed for all
-// tokens, queries for the window, and the rest of the layer for the last token only.
+// tokens, queries where the window reaches, and the rest of the layer for the last token only.
 Status Prefill::RunLastLayer(const Chunk& chunk, std::vector<float>* logits) {
   const ModelInfo& info = parts_.spec->info;
   const LayerWeights& weights = parts_.weights->layer(info.layers - 1);
@@ -162,27 +162,29 @@ Status Prefill::RunLastLayer(const Chunk& chunk, std::vector<float>* logits) {
 
   const int64_t end = chunk.first + chunk.tokens;
   const bool has_last = logits != nullptr && end == tokens_;
-  const int64_t in_window = std::min(chunk.tokens, end - (tokens_ - window_));
-  const int64_t queries = std::max<int64_t>(in_window, has_last ? 1 : 0);
+  // All queries of such a chunk or none: products of other row counts may round differently, and neither the
+  // logits nor the queries may depend on what the caches want.
+  const bool has_queries = has_last || end > tokens_ - window_;
 
   ggml_tensor* x = HiddenRows(chunk.first, chunk.tokens);
   ggml_tensor* normalized = Normalize(context, x, weights.attn_norm, info.rms_epsilon);
-  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim,
-                           Positions(chunk.first, chunk.tokens), factors, info.rope);
+  ggml_tensor* positions = Positions(chunk.first, chunk.tokens);
+  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim, positions,
+                           factors, info.rope);
   ggml_tensor* v = Linear(context, weights.v, normalized, weights.v_bias);
-  if (queries <= 0) {
+  if (!has_queries) {
     ggml_build_forward_expand(graph, Store(context, {k, v}, attention_.get()));
     AKV_RETURN_IF_ERROR(runner_->Allocate());
     return runner_->Compute();
   }
-  ggml_tensor* q = Rotated(context, Linear(context, weights.q, LastRows(context, normalized, queries), weights.q_bias),
-                           info.head_dim, Positions(end - queries, queries), factors, info.rope);
+  ggml_tensor* q = Rotated(context, Linear(context, weights.q, normalized, weights.q_bias), info.head_dim, positions,
+                           factors, info.rope);
   ggml_tensor* stored = Store(context, {k, v, q}, attention_.get());
   ggml_build_forward_expand(graph, stored);
   ggml_tensor* output = nullptr;
   if (has_last) {
     ggml_tensor* last_query = ggml_view_3d(context, q, q->ne[0], q->ne[1], 1, q->nb[1], q->nb[2],
-                                           static_cast<size_t>(queries - 1) * q->nb[2]);
+                                           static_cast<size_t>(chunk.tokens - 1) * q->nb[2]);
     ggml_tensor* attended = Attend(context, last_query, stored, attention_.get());
     ggml_tensor* last = ggml_add(context, LastRows(context, x, 1),
                                  Linear(context, weights.attn_output, attended, weights.attn_output_bias));
