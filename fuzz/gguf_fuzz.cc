@@ -1,5 +1,5 @@
 // A small valid model file with bytes overwritten, inserted or cut off: its description is read or refused with
-// one line, never more.
+// a message.
 #include <fuzzer/FuzzedDataProvider.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -103,6 +103,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   const anchorkv::Status status = Read(bytes);
-  FUZZ_CHECK(status.ok() || (!status.message().empty() && status.message().find('\n') == std::string::npos));
+  FUZZ_CHECK(status.ok() || !status.message().empty());
   return 0;
 }
