@@ -1,6 +1,7 @@
 #include "base/aligned_buffer.h"
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -30,8 +31,9 @@ Result<AlignedBuffer> AlignedBuffer::Make(size_t bytes, const char* what) {
   AlignedBuffer buffer;
   if (bytes == 0) return buffer;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  // Rounding up wraps around only for sizes that no allocator could serve.
-  void* memory = rounded >= bytes ? std::aligned_alloc(kAlignment, rounded) : nullptr;
+  // No object is larger than PTRDIFF_MAX; this also catches sizes that wrapped around.
+  const bool possible = rounded >= bytes && rounded <= static_cast<size_t>(PTRDIFF_MAX);
+  void* memory = possible ? std::aligned_alloc(kAlignment, rounded) : nullptr;
   if (memory == nullptr) {
     return OutOfMemory("no memory for " + std::string(what) + " (" + std::to_string(bytes) + " bytes)");
   }
