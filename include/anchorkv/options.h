@@ -39,22 +39,22 @@ enum class Codebook {
 
 struct CodecOptions {
   Profile profile = Profile::kBlend;
-  double theta = 0.25;        // kept share of the layer's 2-byte K and V, in (0, 2]; ratio = 1 / theta
-  int window = 32;            // W >= 1: last positions, always anchors, whose queries are observed
-  int64_t anchors = 0;        // k per kv head, window included; 0 = the profile's rule
-  double rho = 0.7;           // share of the non-window anchors chosen by score, the rest at random
-  int pool = 7;               // odd average-pooling width of the anchor score, >= 1
-  int sinks = 0;              // first positions pinned as anchors
+  double theta = 0.25;  // kept share of the layer's 2-byte K and V, in (0, 2]; ratio = 1 / theta
+  int window = 32;      // W >= 1: last positions, always anchors, whose queries are observed
+  int64_t anchors = 0;  // k per kv head, window included; 0 = the profile's rule
+  double rho = 0.7;     // share of the non-window anchors chosen by score, the rest at random
+  int pool = 7;         // odd average-pooling width of the anchor score, >= 1
+  int sinks = 0;        // first positions pinned as anchors
   Ranking ranking = Ranking::kBlend;
-  double prior_phi = 8.0;     // phi of the `blend` rankings
-  bool pool_heads = true;     // residual budget shared by all heads of a layer; false: equal per head
-  int residual_bits = 2;      // 1..4, or 0: no residuals, the bytes go to anchors
+  double prior_phi = 8.0;  // phi of the `blend` rankings
+  bool pool_heads = true;  // residual budget shared by all heads of a layer; false: equal per head
+  int residual_bits = 2;   // 1..4, or 0: no residuals, the bytes go to anchors
   Surplus surplus = Surplus::kBits;
   ResidualScale scale = ResidualScale::kLeastSquares;
   Codebook codebook = Codebook::kLloydMax;
-  bool hadamard = true;       // false: residuals are quantised in their own coordinates
-  bool pre_rope = true;       // false: keys are projected after RoPE (ablation)
-  uint64_t seed = 0;          // random anchors and the random ranking
+  bool hadamard = true;  // false: residuals are quantised in their own coordinates
+  bool pre_rope = true;  // false: keys are projected after RoPE (ablation)
+  uint64_t seed = 0;     // random anchors and the random ranking
 
   // The options of a profile, theta left at its default.
   static CodecOptions ForProfile(Profile profile);

@@ -27,8 +27,8 @@ struct RopeSpec {
   double attn_factor = 1.0;
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  int original_context = 0;          // only read when ext_factor != 0
-  std::vector<float> freq_factors;   // empty, or rotary_dim / 2 divisors
+  int original_context = 0;         // only read when ext_factor != 0
+  std::vector<float> freq_factors;  // empty, or rotary_dim / 2 divisors
 };
 
 // Cosines and sines of every position below max_position, kept as two factors (64-position tiles and

@@ -16,7 +16,7 @@ enum class StatusCode {
   kUnsupported,      // well-formed, but outside what this build handles
   kDataLoss,         // a file is truncated or damaged
   kOutOfMemory,
-  kInternal,  // our own mistake, or a numeric failure such as a NaN in the model's activations
+  kInternal,   // our own mistake, or a numeric failure such as a NaN in the model's activations
   kCancelled,  // the caller asked to stop
 };
 
@@ -66,10 +66,10 @@ class [[nodiscard]] Result {
 };
 
 // Propagates an error: AKV_RETURN_IF_ERROR(Check(x));
-#define AKV_RETURN_IF_ERROR(expr)                        \
-  do {                                                   \
-    ::anchorkv::Status akv_status_ = (expr);             \
-    if (!akv_status_.ok()) return akv_status_;           \
+#define AKV_RETURN_IF_ERROR(expr)              \
+  do {                                         \
+    ::anchorkv::Status akv_status_ = (expr);   \
+    if (!akv_status_.ok()) return akv_status_; \
   } while (false)
 
 #define AKV_CONCAT_INNER_(a, b) a##b

@@ -18,14 +18,10 @@ struct HeadsView {
   int64_t head_stride = 0;
   int64_t token_stride = 0;
 
-  T* row(int64_t head, int64_t token) const noexcept {
-    return data + head * head_stride + token * token_stride;
-  }
+  T* row(int64_t head, int64_t token) const noexcept { return data + head * head_stride + token * token_stride; }
 
   // A view of mutable data converts to a view of const data.
-  operator HeadsView<const T>() const noexcept
-    requires(!std::is_const_v<T>)
-  {
+  operator HeadsView<const T>() const noexcept requires(!std::is_const_v<T>) {
     return {data, heads, tokens, head_dim, head_stride, token_stride};
   }
 };

@@ -45,11 +45,11 @@ struct HeadScores {
 
 // Decisions that fix a segment's bytes. Positions are relative to the segment.
 struct SegmentPlan {
-  AnchorLayout layout;                     // placed: offsets and total_bytes are final
+  AnchorLayout layout;  // placed: offsets and total_bytes are final
   ResidualScale scale = ResidualScale::kLeastSquares;
-  std::vector<uint32_t> anchors;           // [kv_heads, layout.anchors], ascending per head
-  std::vector<uint16_t> assignment[2];     // [kv_heads, tokens] anchor index or kNoAnchor; anchors: themselves
-  std::vector<uint8_t> pool_of[2];         // [kv_heads, tokens] 0 none, 1 first pool, 2 second pool
+  std::vector<uint32_t> anchors;        // [kv_heads, layout.anchors], ascending per head
+  std::vector<uint16_t> assignment[2];  // [kv_heads, tokens] anchor index or kNoAnchor; anchors: themselves
+  std::vector<uint8_t> pool_of[2];      // [kv_heads, tokens] 0 none, 1 first pool, 2 second pool
 };
 
 // `tokens` x `heads` query vectors of one kv head (heads = gqa ratio), after RoPE.
@@ -78,9 +78,9 @@ enum class DenseType { kF32, kF16 };
 // Uncompressed keys after RoPE and values of one kv head.
 struct DenseRows {
   DenseType type = DenseType::kF32;
-  const void* keys = nullptr;    // row t at keys + t * token_stride elements
+  const void* keys = nullptr;  // row t at keys + t * token_stride elements
   const void* values = nullptr;
-  int64_t token_stride = 0;      // elements
+  int64_t token_stride = 0;  // elements
 };
 
 class Backend {

@@ -22,10 +22,10 @@ constexpr uint16_t FloatToHalf(float f) noexcept {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return sign | 0x7e00u;  // NaN
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;   // NaN
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds to 65536 or more: infinity
-  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, in units of 2^-24
-    if (magnitude < 0x33000000u) return sign;  // below 2^-25
+  if (magnitude < 0x38800000u) {                        // below 2^-14: subnormal, in units of 2^-24
+    if (magnitude < 0x33000000u) return sign;           // below 2^-25
     const uint32_t exponent = magnitude >> 23;
     const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
     const uint32_t shift = 126 - exponent;

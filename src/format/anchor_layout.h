@@ -26,9 +26,9 @@
 
 namespace anchorkv {
 
-inline constexpr int kTileTokens = 64;       // positions per mask word
-inline constexpr int kValueSlotAlign = 32;   // slots of a head of the value side start at a multiple
-inline constexpr int kSectionAlign = 64;     // bytes
+inline constexpr int kTileTokens = 64;      // positions per mask word
+inline constexpr int kValueSlotAlign = 32;  // slots of a head of the value side start at a multiple
+inline constexpr int kSectionAlign = 64;    // bytes
 inline constexpr int64_t kMaxAnchors = 65535;
 inline constexpr int kMaxPools = 2;
 
@@ -43,14 +43,14 @@ static_assert(sizeof(TokenWord) == 4);
 
 // How residual coordinates are coded; part of the segment's meaning, equal for all its slots.
 struct ResidualCode {
-  bool hadamard = true;      // z = U r with U = block-Hadamard x signs / sqrt(block)
-  bool uniform = false;      // Codebook::kUniform instead of kLloydMax
-  bool pre_rope = true;      // keys: anchors before RoPE; residual codes are always of U R_t r_t
+  bool hadamard = true;  // z = U r with U = block-Hadamard x signs / sqrt(block)
+  bool uniform = false;  // Codebook::kUniform instead of kLloydMax
+  bool pre_rope = true;  // keys: anchors before RoPE; residual codes are always of U R_t r_t
 };
 
 struct SlotPool {
-  int bits = 0;          // 0: pool not used
-  int64_t slots = 0;     // padding slots included
+  int bits = 0;                                      // 0: pool not used
+  int64_t slots = 0;                                 // padding slots included
   size_t mask = 0, rank = 0, codes = 0, scales = 0;  // byte offsets
 };
 
@@ -82,7 +82,9 @@ struct AnchorView {
   int64_t first_position = 0;  // logical position of token 0 (for RoPE)
 
   template <typename T>
-  const T* at(size_t offset) const noexcept { return reinterpret_cast<const T*>(base + offset); }
+  const T* at(size_t offset) const noexcept {
+    return reinterpret_cast<const T*>(base + offset);
+  }
 
   const uint16_t* anchor_row(Side side, int head, int64_t anchor) const noexcept {
     return at<uint16_t>(side == kKeys ? layout->anchor_keys : layout->anchor_values) +
@@ -107,9 +109,7 @@ struct AnchorView {
   const uint8_t* codes(Side side, int p, int64_t slot) const noexcept {
     return at<uint8_t>(pool(side, p).codes) + slot * CodeBytes(layout->head_dim, pool(side, p).bits);
   }
-  uint16_t scale(Side side, int p, int64_t slot) const noexcept {
-    return at<uint16_t>(pool(side, p).scales)[slot];
-  }
+  uint16_t scale(Side side, int p, int64_t slot) const noexcept { return at<uint16_t>(pool(side, p).scales)[slot]; }
 };
 
 }  // namespace anchorkv

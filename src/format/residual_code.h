@@ -43,8 +43,8 @@ void UnpackCodes(const uint8_t* packed, int head_dim, int bits, uint8_t* codes) 
 // t = z * (1 / s) decides the code, s as `scale` says (kLeastSquares: the RMS); then the stored scale is s, or
 // TreeDot(z, c) / TreeDot(c, c) with c the chosen levels (kLeastSquares). A zero vector gets scale 0 and the codes
 // of 0; scales beyond fp16 are stored as its largest finite value.
-void QuantizeResidual(const float* z, int head_dim, int bits, ResidualScale scale, bool uniform,
-                      uint8_t* codes, uint16_t* scale_f16) noexcept;
+void QuantizeResidual(const float* z, int head_dim, int bits, ResidualScale scale, bool uniform, uint8_t* codes,
+                      uint16_t* scale_f16) noexcept;
 
 // gamma = fp16(<x, a> / <a, a>) by TreeDot; 0 when <a,a> is 0 or the quotient exceeds kMaxGamma.
 inline constexpr float kMaxGamma = 256.0f;

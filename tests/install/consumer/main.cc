@@ -85,9 +85,9 @@ int main() {
   }
 
   std::vector<float> decoded_keys(keys.size()), decoded_values(values.size());
-  const anchorkv::Status decoded = (*segment)->Dequantize(
-      anchorkv::HeadMajor(decoded_keys.data(), kHeads, kTokens, kHeadDim),
-      anchorkv::HeadMajor(decoded_values.data(), kHeads, kTokens, kHeadDim));
+  const anchorkv::Status decoded =
+      (*segment)->Dequantize(anchorkv::HeadMajor(decoded_keys.data(), kHeads, kTokens, kHeadDim),
+                             anchorkv::HeadMajor(decoded_values.data(), kHeads, kTokens, kHeadDim));
   if (!decoded.ok()) return Fail("Dequantize", decoded);
 
   std::vector<float> out(kHeadDim);
