@@ -26,6 +26,11 @@ int Main(int argc, char** argv) {
     app.parse(std::vector<std::string>(arguments->rbegin(), arguments->rend()));
   } catch (const CLI::Success& help_or_version) {
     return app.exit(help_or_version);
+  } catch (const CLI::RequiredError& error) {
+    // Without a known subcommand, what was typed in its place is the mistake to name.
+    const bool misspelt = app.get_subcommands().empty() && !arguments->empty() && arguments->front().rfind('-', 0) != 0;
+    if (misspelt) return Fail("unknown subcommand '" + arguments->front() + "'; see anchorkv --help", kExitUsage);
+    return Fail(std::string(error.what()) + "; see anchorkv --help", kExitUsage);
   } catch (const CLI::ParseError& error) {
     return Fail(std::string(error.what()) + "; see anchorkv --help", kExitUsage);
   }

@@ -35,7 +35,11 @@ std::string ReportLine(const CacheConfig& config, const ByteBill& bill, const Pe
     method = fmt::format("anchorkv {} theta={:.4g}", Name(config.codec.profile), config.codec.theta);
     const int skipped = bill.layers_total - bill.layers_compressed;
     layers = fmt::format("{}/{} layers compressed, {} skipped", bill.layers_compressed, bill.layers_total, skipped);
-    if (!bill.skipped_reason.empty()) layers += " (" + bill.skipped_reason + ")";
+    std::string reason = bill.skipped_reason;
+    if (skipped > 0 && bill.tokens < config.min_tokens) {
+      reason = fmt::format("{} tokens are fewer than --kv-min-tokens {}", bill.tokens, config.min_tokens);
+    }
+    if (!reason.empty()) layers += " (" + reason + ")";
   }
   return fmt::format(
       "KV cache: {}, {}; {} tokens, {} dense -> {} resident, ratio {:.2f}; peak {} in buffers, {} process", method,

@@ -1,0 +1,20 @@
+// Runs the program `anchorkv` as a user does.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace anchorkv::cli {
+
+struct ProgramResult {
+  int exit_code = -1;  // 128 + the signal's number when one ended the program
+  std::string out;
+  std::string err;
+};
+
+ProgramResult RunProgram(const std::vector<std::string>& arguments, const std::string& standard_input = "");
+
+// True for exactly one line that starts with "anchorkv: error: ".
+bool IsOneErrorLine(const std::string& err);
+
+}  // namespace anchorkv::cli
