@@ -284,20 +284,33 @@ TEST_P(BackendProperty, AnchorsAreTheirOwnImage) {
 // The residual absorbs the rounding of anchor and gamma: with 4 bits everywhere the error is the codec's.
 TEST_P(BackendProperty, ResidualsAbsorbRounding) {
   const Layer layer((LayerSpec()));
-  PlanSpec spec;
-  for (int side = 0; side < 2; ++side) {
-    spec.bits[side][0] = 4;
-    spec.share[side][0] = 1.0;
+  for (const bool hadamard : {true, false}) {
+    for (const bool pre_rope : {true, false}) {
+      PlanSpec spec;
+      spec.code.hadamard = hadamard;
+      spec.code.pre_rope = pre_rope;
+      for (int side = 0; side < 2; ++side) {
+        spec.bits[side][0] = 4;
+        spec.share[side][0] = 1.0;
+      }
+      const Packed packed = PackWith(backend(), layer, MakePlan(layer, spec));
+      std::vector<float> keys(2 * 200 * 64), values(keys.size()), expected_values;
+      ASSERT_TRUE(backend()
+                      .Dequantize(packed.view(), layer.rope(), HeadMajor(keys.data(), 2, 200, 64),
+                                  HeadMajor(values.data(), 2, 200, 64))
+                      .ok());
+      const HeadsView<const float> source = layer.input().values;
+      for (int64_t i = 0; i < 400; ++i) {
+        const float* row = source.row(i / 200, i % 200);
+        expected_values.insert(expected_values.end(), row, row + 64);
+      }
+      // Residuals carry a fraction of the energy and keep a relative mean square error of 1%.
+      for (const double error : {RelativeError(keys, layer.RotatedKeys()), RelativeError(values, expected_values)}) {
+        EXPECT_LT(error, 0.1) << hadamard << pre_rope;
+        EXPECT_GT(error, 0.01) << hadamard << pre_rope;
+      }
+    }
   }
-  const Packed packed = PackWith(backend(), layer, MakePlan(layer, spec));
-  std::vector<float> keys(2 * 200 * 64), values(keys.size());
-  ASSERT_TRUE(backend()
-                  .Dequantize(packed.view(), layer.rope(), HeadMajor(keys.data(), 2, 200, 64),
-                              HeadMajor(values.data(), 2, 200, 64))
-                  .ok());
-  // Residuals carry a fraction of the energy and keep a relative mean square error of 1%.
-  EXPECT_LT(RelativeError(keys, layer.RotatedKeys()), 0.08);
-  EXPECT_GT(RelativeError(keys, layer.RotatedKeys()), 0.01);
 }
 
 TEST_P(BackendProperty, PaddedPositionsStayZero) {

@@ -2,6 +2,7 @@
 // definitions: angles by std::cos, softmax without a running maximum, sums over all positions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -332,6 +333,30 @@ TEST(ReferenceAttention, IsTheSoftmaxOverTheDecodedVectors) {
     }
     EXPECT_NEAR(lse[row], std::log(mass), 1e-5);
     for (int d = 0; d < D; ++d) EXPECT_NEAR(output[row * D + d], y[d] / mass, 1e-5);
+  }
+}
+
+// A float cannot hold a maximum of 5e4 to better than 2e-3; l and o make up for that.
+TEST(ReferenceAttention, StatesAreExactForHugeLogits) {
+  LayerSpec spec;
+  spec.tokens = 70;
+  const Layer layer(spec);
+  const std::vector<float> keys = layer.RotatedKeys();
+  test::Attention attention(64, 2, 2, 5, /*query_scale=*/30000.0f);
+  ReferenceBackend().AttendDense({DenseType::kF32, keys.data(), keys.data(), 64}, 64, attention.queries(), 0, 70, 70,
+                                 attention.states(), attention.Scratch(ReferenceBackend(), 0));
+  for (int row = 0; row < 4; ++row) {
+    const float* q = attention.queries().row(row / 2, row % 2);
+    Vector logits;
+    for (int64_t t = 0; t < 70; ++t) {
+      logits.push_back(0.0);
+      for (int d = 0; d < 64; ++d) logits.back() += double{q[d]} * keys[t * 64 + d] / 8.0;
+    }
+    const double largest = *std::max_element(logits.begin(), logits.end());
+    EXPECT_GT(largest, 2e4);
+    double mass = 0.0;
+    for (const double logit : logits) mass += std::exp(logit - largest);
+    EXPECT_NEAR(attention.LogSumExp()[row], largest + std::log(mass), 1e-6);
   }
 }
 
