@@ -52,7 +52,7 @@ struct SharedScratch {
 struct FewScratch {
   FewScratch(ScratchArena* arena, int rows, int head_dim, int64_t anchors)
       : shared(arena, head_dim, anchors),
-        split_stride(SplitOrder::MaxLength(head_dim)),
+        split_stride(Rotation::MaxLength(head_dim)),
         stride(PadTo(head_dim, kPad)),
         anchors(anchors),
         q(arena->Take<float>(rows * split_stride)),
@@ -79,11 +79,11 @@ struct FewScratch {
 
 void LoadQueries(const AnchorCall& call, const FewScratch& scratch) {
   const int head_dim = call.head_dim();
-  const int32_t* order = scratch.shared.tile.order;
+  const int32_t* order = scratch.shared.tile.rotation.order();
   for (int row = 0; row < call.query_rows(); ++row) {
     const float* q = call.query(row);
     float* split = scratch.q + row * scratch.split_stride;
-    for (int j = 0; j < scratch.shared.tile.split.length; ++j)
+    for (int j = 0; j < scratch.shared.tile.rotation.length(); ++j)
       split[j] = order[j] < 0 ? 0.0f : q[order[j]] * call.scale();
     float* code = scratch.q_code + row * scratch.stride;
     for (int i = 0; i < head_dim; ++i) code[i] = q[i] * call.scale();
@@ -160,15 +160,16 @@ void FewTile(const AnchorCall& call, const FewScratch& scratch, const RowGroups&
   const TokenWord* value_words = call.view.words(kValues, call.head) + first;
   LoadGammas(key_words, 1.0f / call.view.anchor_scale(kKeys, call.head), tile.key_gammas);
   LoadGammas(value_words, 1.0f, tile.value_gammas);
-  PrepareBase(call.view, call.rope, first, tile);
+  tile.base.Prepare(call.rope, tile.rotation, call.view.first_position + first);
   BuildAnchorKeys<false>(key_words, count, tile);
   for (int g = 0; g < split.count(); ++g) {
     const int64_t at = split.first_row(g) * scratch.split_stride;
     for (int r = 0; r < split.rows(g); ++r) {
-      UnrotateQuery(tile, scratch.q + at + r * scratch.split_stride, scratch.q_base + at + r * scratch.split_stride);
+      tile.base.Unrotate(tile.rotation, scratch.q + at + r * scratch.split_stride,
+                         scratch.q_base + at + r * scratch.split_stride);
     }
     float* p = scratch.p + int64_t{g} * kGroupTableFloats;
-    ANCHORKV_WITH_ROWS(split.rows(g), GroupDots<kRows>(tile.keys, tile.split.length, count, tile.split.length,
+    ANCHORKV_WITH_ROWS(split.rows(g), GroupDots<kRows>(tile.keys, tile.rotation.length(), count, tile.rotation.length(),
                                                        scratch.q_base + at, scratch.split_stride, p));
   }
   for (int pool = 0; pool < kMaxPools; ++pool) {
@@ -223,7 +224,7 @@ void AttendFew(const AnchorCall& call, void* memory) {
   const int rows = call.query_rows();
   FewScratch scratch(&arena, rows, call.head_dim(), call.layout().anchors);
   const RowGroups split(rows);
-  PrepareAnchors(call.view, call.rope, call.head, &scratch.shared.tile);
+  scratch.shared.tile.Prepare(call.view, call.rope, call.head);
   LoadQueries(call, scratch);
   std::fill_n(scratch.o_code, rows * scratch.stride, 0.0f);
   std::fill_n(scratch.histogram, split.count() * scratch.anchors * kGroupRows, 0.0f);
@@ -240,27 +241,28 @@ struct ManyScratch {
       : shared(arena, head_dim, anchors),
         values(arena->Take<float>(int64_t{kTileTokens} * PadTo(head_dim, kPad))),
         p(arena->Take<float>(int64_t{kTileTokens} * kMaxWidth)),
-        blocks(arena, rows, SplitOrder::MaxLength(head_dim)) {}
+        blocks(arena, rows, Rotation::MaxLength(head_dim)) {}
   SharedScratch shared;
   float* values;  // [kTileTokens, PadTo(head_dim, kPad)]
   float* p;
   RowBlocks blocks;
 };
 
-// Adds the residuals of one side to the tile's rows; coordinate j of a row takes element order[j], or j
-// without `order`.
-void AddResiduals(const AnchorCall& call, Side side, int64_t b, int count, const SlotTile& slots, const int32_t* order,
-                  int length, float* rows) {
+// Adds the residuals of one side to the tile's rows [length], in split order when `rotation` is given.
+void AddResiduals(const AnchorCall& call, Side side, int64_t b, int count, const SlotTile& slots,
+                  const Rotation* rotation, int64_t length, float* rows) {
+  const FloatTag d;
   for (int pool = 0; pool < kMaxPools; ++pool) {
     const int found = DecodeSlots(call.view, side, pool, call.head, b, count, slots);
     for (int n = 0; n < found; ++n) {
       float* slot = slots.rows + n * slots.stride;
       if (call.layout().code.hadamard) TransformInverse(slot, call.head_dim());
-      float* row = rows + int64_t{slots.tokens[n]} * length;
-      if (order == nullptr) {
-        for (int j = 0; j < call.head_dim(); ++j) row[j] += slot[j];
-      } else {
-        for (int j = 0; j < length; ++j) row[j] += order[j] < 0 ? 0.0f : slot[order[j]];
+      HWY_ALIGN float split[kMaxHeadDim + 3 * kPad];
+      if (rotation != nullptr) rotation->Split(slot, split);
+      const float* add = rotation != nullptr ? split : slot;
+      float* row = rows + slots.tokens[n] * length;
+      for (int64_t i = 0; i < length; i += kLanes) {
+        hn::StoreU(hn::Add(hn::LoadU(d, row + i), hn::LoadU(d, add + i)), d, row + i);
       }
     }
   }
@@ -285,9 +287,10 @@ void AttendMany(const AnchorCall& call, void* memory) {
   ManyScratch scratch(&arena, call.query_rows(), call.head_dim(), call.layout().anchors);
   AnchorTile& tile = scratch.shared.tile;
   const SlotTile& slots = scratch.shared.slots;
-  PrepareAnchors(call.view, call.rope, call.head, &tile);
-  const int length = tile.split.length;
-  scratch.blocks.Load(call.queries, call.scale(), tile.order, length);
+  tile.Prepare(call.view, call.rope, call.head);
+  const int length = tile.rotation.length();
+  scratch.blocks.LoadQueries(call.queries, call.scale(), tile.rotation.order(), length);
+  scratch.blocks.ClearStates();
   for (int64_t first = call.first; first < call.last; first += kTileTokens) {
     const int count = call.InTile(first);
     const int64_t b = first / kTileTokens;
@@ -295,11 +298,11 @@ void AttendMany(const AnchorCall& call, void* memory) {
     const TokenWord* value_words = call.view.words(kValues, call.head) + first;
     LoadGammas(key_words, 1.0f / call.view.anchor_scale(kKeys, call.head), tile.key_gammas);
     LoadGammas(value_words, 1.0f / call.view.anchor_scale(kValues, call.head), tile.value_gammas);
-    PrepareBase(call.view, call.rope, first, tile);
+    tile.base.Prepare(call.rope, tile.rotation, call.view.first_position + first);
     BuildAnchorKeys<true>(key_words, count, tile);
-    AddResiduals(call, kKeys, b, count, slots, tile.order, length, tile.keys);
+    AddResiduals(call, kKeys, b, count, slots, &tile.rotation, length, tile.keys);
     RebuildValues(call, value_words, tile.value_gammas, count, slots.stride, scratch.values);
-    AddResiduals(call, kValues, b, count, slots, nullptr, static_cast<int>(slots.stride), scratch.values);
+    AddResiduals(call, kValues, b, count, slots, nullptr, slots.stride, scratch.values);
     for (int block = 0; block < scratch.blocks.count(); ++block) {
       AttendTile({tile.keys, length}, {scratch.values, slots.stride}, count, length, call.head_dim(),
                  scratch.blocks.block(block), nullptr, scratch.p);

@@ -71,7 +71,8 @@ void AttendMany(const DenseCall& call, void* memory) {
   ScratchArena arena(memory);
   const ManyScratch scratch(&arena, call.query_rows(), call.head_dim);
   const RowBlocks& blocks = scratch.blocks;
-  blocks.Load(call.queries, call.scale(), nullptr, call.head_dim);
+  blocks.LoadQueries(call.queries, call.scale(), nullptr, call.head_dim);
+  blocks.ClearStates();
   // Rows that no query sees may hold anything; the last token sees most.
   const int64_t last = std::min(call.last, call.visible + call.queries.tokens - 1);
   for (int64_t tile = call.first; tile < last; tile += kTileTokens) {
@@ -82,15 +83,9 @@ void AttendMany(const DenseCall& call, void* memory) {
     const FloatTile values =
         AsFloats(rows.type, rows.values, rows.token_stride, tile, in_tile, call.head_dim, scratch.values);
     for (int b = 0; b < blocks.count(); ++b) {
-      const int first_row = blocks.first_row(b);
-      const int count = call.Sees(first_row + blocks.rows(b) - 1, tile, in_tile);
+      int count = in_tile;
+      const int32_t* limits = BlockLimits(blocks, b, call.queries.heads, call.visible, tile, &count, scratch.limits);
       if (count == 0) continue;
-      const int32_t* limits = nullptr;
-      if (call.Sees(first_row, tile, in_tile) < count) {
-        std::fill_n(scratch.limits, kMaxWidth, 0);
-        for (int r = 0; r < blocks.rows(b); ++r) scratch.limits[r] = call.Sees(first_row + r, tile, in_tile);
-        limits = scratch.limits;
-      }
       AttendTile(keys, values, count, call.head_dim, call.head_dim, blocks.block(b), limits, scratch.p);
     }
   }

@@ -1,41 +1,103 @@
 // The SIMD backend: one object per target that this build and this CPU have, best first.
-#include <array>
+#include <algorithm>
 #include <memory>
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/targets.h"
+#include "format/residual_code.h"
 #include "hwy/targets.h"
 
 namespace anchorkv {
 namespace {
 
+// The shapes that every operation relies on.
+Status CheckLayer(const LayerInput& input) {
+  const auto& [layer, keys, values, queries, first_position, rope, prior] = input;
+  const std::string of_layer = " of layer " + std::to_string(layer);
+  if (keys.heads < 1 || values.heads != keys.heads || values.tokens != keys.tokens ||
+      values.head_dim != keys.head_dim) {
+    return InvalidArgument("keys and values" + of_layer + " differ in shape");
+  }
+  if (keys.head_dim < 8 || keys.head_dim % 8 != 0 || keys.head_dim > kMaxHeadDim) {
+    return InvalidArgument("head_dim is " + std::to_string(keys.head_dim) + "; it must be a multiple of 8 up to " +
+                           std::to_string(kMaxHeadDim));
+  }
+  if (queries.head_dim != keys.head_dim || queries.heads < 1 || queries.heads % keys.heads != 0) {
+    return InvalidArgument("the queries" + of_layer + " have " + std::to_string(queries.heads) +
+                           " heads; it must be a multiple of " + std::to_string(keys.heads) + ", with head_dim " +
+                           std::to_string(keys.head_dim));
+  }
+  if (queries.tokens < 1 || queries.tokens > keys.tokens) {
+    return InvalidArgument("the window has " + std::to_string(queries.tokens) + " queries; it must have from 1 to " +
+                           std::to_string(keys.tokens));
+  }
+  if (rope == nullptr || rope->head_dim() != keys.head_dim || first_position < 0 ||
+      first_position + keys.tokens > rope->max_position()) {
+    return InvalidArgument("the RoPE table does not cover positions up to " +
+                           std::to_string(first_position + keys.tokens));
+  }
+  return {};
+}
+
+Status CheckPlan(const LayerInput& input, const SegmentPlan& plan) {
+  const AnchorLayout& layout = plan.layout;
+  const size_t vectors = static_cast<size_t>(input.keys.heads * input.keys.tokens);
+  bool fits = layout.kv_heads == input.keys.heads && layout.tokens == input.keys.tokens &&
+              layout.head_dim == input.keys.head_dim && layout.anchors >= 1 &&
+              plan.anchors.size() == static_cast<size_t>(layout.kv_heads * layout.anchors);
+  for (int side = 0; side < 2; ++side) {
+    fits = fits && plan.assignment[side].size() == vectors && plan.pool_of[side].size() == vectors;
+  }
+  if (fits) return {};
+  return Internal("the segment plan does not fit the tensors of layer " + std::to_string(input.layer));
+}
+
 class Cpu final : public Backend {
  public:
   explicit Cpu(int64_t target)
-      : target_(hwy::TargetName(target)), dense_(DenseKernelsFor(target)), anchor_(AnchorKernelsFor(target)) {}
+      : target_(hwy::TargetName(target)),
+        dense_(DenseKernelsFor(target)),
+        anchor_(AnchorKernelsFor(target)),
+        score_(ScoreKernelFor(target)),
+        assign_(AssignKernelFor(target)),
+        utility_(UtilityKernelFor(target)) {}
 
   const std::string& target() const { return target_; }
   std::string name() const override { return "cpu/" + target_; }
 
   Status Score(const LayerInput& input, AttentionStats* stats, HeadScores* scores) const override {
-    return ReferenceBackend().Score(input, stats, scores);
+    AKV_RETURN_IF_ERROR(CheckLayer(input));
+    return score_(input, stats, scores);
   }
   Status Assign(HeadsView<const float> vectors, const RoundedAnchors& anchors,
                 std::span<const uint32_t> anchor_positions, std::vector<uint16_t>* assignment) const override {
-    return ReferenceBackend().Assign(vectors, anchors, anchor_positions, assignment);
+    if (anchors.head_dim != vectors.head_dim ||
+        anchor_positions.size() != static_cast<size_t>(vectors.heads * anchors.anchors)) {
+      return InvalidArgument("anchors do not fit the vectors in shape");
+    }
+    return assign_(vectors, anchors, anchor_positions, assignment);
   }
   Status Utility(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
                  std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
                  const std::vector<uint16_t> assignment[2], HeadScores utility[2]) const override {
-    return ReferenceBackend().Utility(input, options, stats, anchor_positions, anchors, assignment, utility);
+    AKV_RETURN_IF_ERROR(CheckLayer(input));
+    return utility_(input, options, stats, anchor_positions, anchors, assignment, utility);
   }
   Status Pack(const LayerInput& input, const SegmentPlan& plan, std::byte* out) const override {
-    return ReferenceBackend().Pack(input, plan, out);
+    AKV_RETURN_IF_ERROR(CheckLayer(input));
+    AKV_RETURN_IF_ERROR(CheckPlan(input, plan));
+    return PackSegment(input, plan, out);
   }
   Status Dequantize(const AnchorView& segment, const RopeTable& rope, HeadsView<float> keys,
                     HeadsView<float> values) const override {
-    return ReferenceBackend().Dequantize(segment, rope, keys, values);
+    for (const HeadsView<float>& view : {keys, values}) {
+      if (view.heads != segment.layout->kv_heads || view.tokens != segment.layout->tokens ||
+          view.head_dim != segment.layout->head_dim) {
+        return InvalidArgument("the output does not have the segment's shape");
+      }
+    }
+    return DequantizeSegment(segment, rope, keys, values);
   }
 
   size_t AttendScratchBytes(int head_dim, int rows, int64_t anchors) const override {
@@ -59,6 +121,9 @@ class Cpu final : public Backend {
   std::string target_;
   DenseKernels dense_;
   AnchorKernels anchor_;
+  ScoreKernel score_;
+  AssignKernel assign_;
+  UtilityKernel utility_;
 };
 
 const std::vector<std::unique_ptr<const Cpu>>& Backends() {

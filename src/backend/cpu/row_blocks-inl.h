@@ -43,6 +43,14 @@ class RowBlocks {
     l_ = arena->Take<float>(lanes);
   }
 
+  // The same queries with states of their own.
+  RowBlocks(ScratchArena* arena, const RowBlocks& queries) : RowBlocks(queries) {
+    const int64_t lanes = int64_t{count()} * kMaxWidth;
+    o_ = arena->Take<float>(lanes * dim_);
+    m_ = arena->Take<float>(lanes);
+    l_ = arena->Take<float>(lanes);
+  }
+
   int count() const { return (rows_ + kMaxWidth - 1) / kMaxWidth; }
   int first_row(int b) const { return b * kMaxWidth; }
   int rows(int b) const { return std::min(kMaxWidth, rows_ - first_row(b)); }
@@ -52,15 +60,12 @@ class RowBlocks {
   }
 
   // Element i of a query goes to coordinate i of the block, i < length, or, given `order` [length],
-  // coordinate i takes element order[i] (negative: 0). length <= dim. States become empty.
-  void Load(const QueryRows& queries, float scale, const int32_t* order, int length) const {
+  // coordinate i takes element order[i] (negative: 0). length <= dim. Lanes without a row hold zeros.
+  void LoadQueries(const QueryRows& queries, float scale, const int32_t* order, int length) const {
     for (int b = 0; b < count(); ++b) {
       const RowBlock to = block(b);
       const int width = to.vectors * kLanes;
       std::fill_n(to.q, int64_t{width} * dim_, 0.0f);
-      std::fill_n(to.o, int64_t{width} * dim_, 0.0f);
-      std::fill_n(to.m, width, kMinusInfinity);
-      std::fill_n(to.l, width, 0.0f);
       for (int r = 0; r < rows(b); ++r) {
         const int row = first_row(b) + r;
         const float* q = queries.row(row / queries.heads, row % queries.heads);
@@ -69,6 +74,17 @@ class RowBlocks {
           if (from >= 0) to.q[i * width + r] = q[from] * scale;
         }
       }
+    }
+  }
+
+  // Empty states.
+  void ClearStates() const {
+    for (int b = 0; b < count(); ++b) {
+      const RowBlock to = block(b);
+      const int width = to.vectors * kLanes;
+      std::fill_n(to.o, int64_t{width} * dim_, 0.0f);
+      std::fill_n(to.m, width, kMinusInfinity);
+      std::fill_n(to.l, width, 0.0f);
     }
   }
 
@@ -93,6 +109,22 @@ class RowBlocks {
   float* m_;
   float* l_;
 };
+
+// Causal limits of block b on the tile at `tile`: row r sees visible + r / heads - tile of its keys. Cuts
+// *count to what the block's last row sees and returns the limits per lane, written to `buffer`
+// [kMaxWidth]; null when every row sees all *count.
+HWY_INLINE const int32_t* BlockLimits(const RowBlocks& blocks, int b, int heads, int64_t visible, int64_t tile,
+                                      int* count, int32_t* buffer) {
+  const auto sees = [&](int row) {
+    return static_cast<int32_t>(std::clamp<int64_t>(visible + row / heads - tile, 0, *count));
+  };
+  const int first = blocks.first_row(b);
+  *count = sees(first + blocks.rows(b) - 1);
+  if (sees(first) == *count) return nullptr;
+  std::fill_n(buffer, kMaxWidth, 0);
+  for (int r = 0; r < blocks.rows(b); ++r) buffer[r] = sees(first + r);
+  return buffer;
+}
 
 // All query rows of a call as groups of four at most, spread evenly: 6 rows are 3 + 3.
 class RowGroups {

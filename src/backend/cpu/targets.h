@@ -42,10 +42,10 @@
 #endif
 
 // Entries {target, &N_TARGET::FUNCTION}, best target first, for every target of this build.
-#define ANCHORKV_TARGET_ENTRIES(FUNCTION)                                                   \
-  ANCHORKV_ENTRY_AVX3_DL(FUNCTION)                                                          \
-  ANCHORKV_ENTRY_AVX3(FUNCTION) ANCHORKV_ENTRY_AVX2(FUNCTION) ANCHORKV_ENTRY_SSE4(FUNCTION) \
-      ANCHORKV_ENTRY_NEON(FUNCTION)
+#define ANCHORKV_TARGET_ENTRIES(FUNCTION) \
+  ANCHORKV_ENTRY_AVX3_DL(FUNCTION)        \
+  ANCHORKV_ENTRY_AVX3(FUNCTION)           \
+  ANCHORKV_ENTRY_AVX2(FUNCTION) ANCHORKV_ENTRY_SSE4(FUNCTION) ANCHORKV_ENTRY_NEON(FUNCTION)
 
 namespace anchorkv {
 
