@@ -106,7 +106,7 @@ class CacheDriver {
         cache_->Merge(l, result.data(), thread, threads);
         barrier.arrive_and_wait();
       });
-      expected[static_cast<size_t>(l)] = Dense(l, queries, tokens);
+      if (check) expected[static_cast<size_t>(l)] = Dense(l, queries, tokens);
     }
     cache_->CommitStep();
   }
@@ -150,6 +150,7 @@ class CacheDriver {
   }
 
   bool exact = false;  // only numbers that fp16 holds exactly
+  bool check = true;   // compute `expected`
 
   std::vector<std::vector<float>> out;
   std::vector<std::vector<double>> expected;
