@@ -112,9 +112,20 @@ void LoadResidual(const UtilityCall& call, Side side, int64_t head, int64_t t, f
   for (int i = 0; i < head_dim; ++i) r[i] -= gamma * row[i];
 }
 
-float AbsCosine(const float* x, const float* a, int n) {
-  const float norms = std::sqrt(TreeDot(x, x, n) * TreeDot(a, a, n));
-  return norms > 0.0f ? std::fabs(TreeDot(x, a, n)) / norms : 0.0f;
+// 1 - |cos|, in double: near 1 a float cosine has no digits left to rank with. 0 for a zero vector, which
+// has nothing left to code.
+float CosineDistance(const float* x, const float* anchor, int n) {
+  double dot = 0.0;
+  double x_squared = 0.0;
+  double anchor_squared = 0.0;
+  for (int i = 0; i < n; ++i) {
+    x_squared += double{x[i]} * x[i];
+    dot += anchor == nullptr ? 0.0 : double{x[i]} * anchor[i];
+    anchor_squared += anchor == nullptr ? 0.0 : double{anchor[i]} * anchor[i];
+  }
+  if (x_squared == 0.0) return 0.0f;
+  const double norms = std::sqrt(x_squared * anchor_squared);
+  return static_cast<float>(norms > 0.0 ? 1.0 - std::fabs(dot) / norms : 1.0);
 }
 
 // |r|^2 of a chunk's vectors, and the rankings that need nothing else.
@@ -132,8 +143,7 @@ void ResidualChunk(const UtilityCall& call, int64_t head, int64_t chunk, HeadSco
         out[t] = std::sqrt(squared);
       } else if (call.options.ranking == Ranking::kCosine) {
         const uint16_t anchor = call.anchor_of(side, head, t);
-        const float cosine = anchor == kNoAnchor ? 0.0f : AbsCosine(x, call.anchors[side].row(head, anchor), head_dim);
-        out[t] = SquaredNorm(x, head_dim) > 0.0f ? 1.0f - cosine : 0.0f;  // a zero vector has nothing left to code
+        out[t] = CosineDistance(x, anchor == kNoAnchor ? nullptr : call.anchors[side].row(head, anchor), head_dim);
       } else if (call.options.ranking == Ranking::kRandom) {
         out[t] = RandomUtility(call.options.seed, call.layer.input.layer, side, head, t);
       }
@@ -152,6 +162,21 @@ void RotatedResiduals(const UtilityCall& call, int64_t head, int64_t tile, int c
     rotation.Split(r, row);
     if (call.options.pre_rope) scratch.base.Rotate(rotation, n, row);
   }
+}
+
+// |V - y|^2 for kLanes outputs y (one column each of `y` [head_dim, width]), from the products of GEMM form
+// and, where that cancels to rounding noise, from the differences themselves.
+HWY_INLINE Vec SquaredDistance(Vec squares, Vec product, const float* value, const float* y, int width, int head_dim) {
+  constexpr float kCancels = 1e-3f;
+  const FloatTag d;
+  const Vec distance = hn::Max(hn::NegMulAdd(hn::Set(d, 2.0f), product, squares), hn::Zero(d));
+  if (HWY_LIKELY(hn::AllFalse(d, hn::Lt(distance, hn::Mul(squares, hn::Set(d, kCancels)))))) return distance;
+  Vec sum = hn::Zero(d);
+  for (int i = 0; i < head_dim; ++i) {
+    const Vec difference = hn::Sub(hn::Set(d, value[i]), hn::LoadU(d, y + int64_t{i} * width));
+    sum = hn::MulAdd(difference, difference, sum);
+  }
+  return sum;
 }
 
 // Adds block b's rows to the sums of the tile: with b = alpha + prior, key_sums += share b^2 change^2 |V - y|^2
@@ -181,6 +206,7 @@ void AddBlock(const UtilityCall& call, int64_t head, int64_t tile, int in_tile, 
     TileProducts({scratch.residual_keys, length}, in_tile, length, block.vectors, block.q, scratch.changes);
   }
   const RowTables& tables = call.scratch.tables;
+  const float* y = call.scratch.outputs.block(b).q;
   for (int n = 0; n < in_tile; ++n) {
     const Vec v_squared = hn::Set(d, attention_only ? 0.0f : SquaredNorm(values.row(head, tile + n), layer.head_dim()));
     const Vec prior = hn::Set(d, call.has_prior() ? call.scratch.prior[tile + n] : 0.0f);
@@ -199,7 +225,8 @@ void AddBlock(const UtilityCall& call, int64_t head, int64_t tile, int in_tile, 
       const Vec weight_squared = hn::Mul(hn::Mul(weight, weight), share);
       const Vec product = hn::LoadU(d, scratch.value_products + n * width + i);
       const Vec squares = hn::Add(v_squared, hn::LoadU(d, tables.y_squared + at));
-      const Vec distance = hn::Max(hn::NegMulAdd(hn::Set(d, 2.0f), product, squares), hn::Zero(d));
+      const Vec distance =
+          SquaredDistance(squares, product, values.row(head, tile + n), y + i, width, layer.head_dim());
       Vec change = hn::LoadU(d, tables.query_weight + at);
       if (exact_change) {
         change = hn::LoadU(d, scratch.changes + n * width + i);
