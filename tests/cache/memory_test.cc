@@ -73,26 +73,26 @@ TEST(StepMemory, DecodeAndFollowUpStayFarBelowDense) {
   std::vector<const Backend*> backends = {&ReferenceBackend()};
   if (CpuBackend() != nullptr) backends.push_back(CpuBackend());
   for (const Backend* backend : backends) {
-    CacheConfig config = SmallConfig(4, 4, 2, 64);
+    CacheConfig config = SmallConfig(2, 4, 2, 64);
     config.codec.theta = .15;
     config.tail_type = DenseType::kF16;
     CacheDriver driver(config, 40, *backend);
-    ASSERT_TRUE(driver.AddPrompt(5000).ok());
+    ASSERT_TRUE(driver.AddPrompt(10000).ok());
     KvCache& cache = driver.cache();
-    ASSERT_EQ(cache.compressed_tokens(), 5000);
-    const int64_t dense = cache.bill().dense_bytes;  // of all four layers
-    EXPECT_LT(cache.bill().resident_bytes(), dense * 15 / 100 + 1);
+    ASSERT_EQ(cache.compressed_tokens(), 10000);
+    const ByteBill before = cache.bill();
+    EXPECT_LE(before.resident_bytes(), before.dense_bytes * 15 / 100);
 
-    // The first step after the prompt, and later ones.
+    // Rebuilding the keys of a single head, even in half precision, would take more than this.
+    const int64_t limit = before.dense_bytes / 10;
+    // The first step after the prompt, a follow-up question, and steps after it.
     for (const int tokens : {1, 1, 64, 1}) {
       const Peak peak = MeasureStep(&cache, config, tokens, 2);
-      EXPECT_LT(peak.buffers, dense / 20) << backend->name() << ", " << tokens << " queries";
-      EXPECT_LT(peak.allocated, dense / 100) << backend->name() << ", " << tokens << " queries";
+      EXPECT_LT(peak.buffers, limit) << backend->name() << ", " << tokens << " queries";
+      EXPECT_LT(peak.allocated, limit / 10) << backend->name() << ", " << tokens << " queries";
       EXPECT_EQ(peak.in_kernels, 0) << backend->name() << ", " << tokens << " queries";
     }
-    // Workspace and unused tail rows are what stays.
-    const ByteBill bill = cache.bill();
-    EXPECT_LT(bill.workspace_bytes + bill.reserved_bytes, dense / 20) << backend->name();
+    EXPECT_LT(cache.bill().workspace_bytes, limit) << backend->name();
   }
 }
 
