@@ -56,9 +56,7 @@ HWY_INLINE void LoadGammas(const TokenWord* words, float factor, float* gammas) 
   }
 }
 
-// tile.keys[n] := gamma_n R_n anchor, where R_n turns by the position's offset in the tile, and by the
-// tile's base too when kAbsolute.
-template <bool kAbsolute>
+// tile.keys[n] := gamma_n R_n anchor for the tile's first `count` positions.
 HWY_NOINLINE void BuildAnchorKeys(const TokenWord* words, int count, const AnchorTile& tile) {
   const FloatTag d;
   const int part = tile.rotation.part();
@@ -73,9 +71,7 @@ HWY_NOINLINE void BuildAnchorKeys(const TokenWord* words, int count, const Ancho
       Vec re = hn::Mul(gamma, hn::LoadU(d, row + i));
       Vec im = hn::Mul(gamma, hn::LoadU(d, row + part + i));
       RotateLanes(hn::LoadU(d, cos + i), hn::LoadU(d, sin + i), &re, &im);
-      if constexpr (kAbsolute) {
-        RotateLanes(hn::LoadU(d, tile.base.cos() + i), hn::LoadU(d, tile.base.sin() + i), &re, &im);
-      }
+      RotateLanes(hn::LoadU(d, tile.base.cos() + i), hn::LoadU(d, tile.base.sin() + i), &re, &im);
       hn::StoreU(re, d, to + i);
       hn::StoreU(im, d, to + part + i);
     }

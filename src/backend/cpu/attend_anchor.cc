@@ -5,6 +5,7 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/attend_anchor.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h.
+#include "backend/cpu/anchor_rows-inl.h"
 #include "backend/cpu/anchor_tile-inl.h"
 #include "backend/cpu/hadamard-inl.h"
 #include "backend/cpu/kernels.h"
@@ -55,24 +56,26 @@ struct FewScratch {
         split_stride(Rotation::MaxLength(head_dim)),
         stride(PadTo(head_dim, kPad)),
         anchors(anchors),
-        q(arena->Take<float>(rows * split_stride)),
-        q_base(arena->Take<float>(rows * split_stride)),
-        q_code(arena->Take<float>(rows * stride)),
-        o_code(arena->Take<float>(rows * stride)),
-        p(arena->Take<float>(int64_t{(rows + kGroupRows - 1) / kGroupRows} * kGroupTableFloats)),
-        slot_p(arena->Take<float>(kGroupTableFloats)),
-        histogram(arena->Take<float>(int64_t{(rows + kGroupRows - 1) / kGroupRows} * anchors * kGroupRows)),
-        groups(arena->Take<RowGroup>((rows + kGroupRows - 1) / kGroupRows)) {}
+        padded_rows(PaddedRows(rows)),
+        q(arena->Take<float>(padded_rows * split_stride)),
+        q_base(arena->Take<float>(padded_rows * split_stride)),
+        q_code(arena->Take<float>(padded_rows * stride)),
+        o_code(arena->Take<float>(padded_rows * stride)),
+        p(arena->Take<float>(GroupsOf(padded_rows) * kGroupTableFloats)),
+        slot_p(arena->Take<float>(GroupsOf(padded_rows) * kGroupTableFloats)),
+        histogram(arena->Take<float>(GroupsOf(padded_rows) * anchors * kGroupRows)),
+        groups(arena->Take<RowGroup>(GroupsOf(padded_rows))) {}
   SharedScratch shared;
   int64_t split_stride;
   int64_t stride;
   int64_t anchors;
-  float* q;          // [rows, split_stride] / sqrt(head_dim), split order
+  int padded_rows;   // rows behind the last query row are zero
+  float* q;          // [padded_rows, split_stride] / sqrt(head_dim), split order
   float* q_base;     // the same, turned back by the tile's base
-  float* q_code;     // [rows, stride]: U q / sqrt(head_dim)
-  float* o_code;     // [rows, stride]: sums of value residuals
+  float* q_code;     // [padded_rows, stride]: U q / sqrt(head_dim)
+  float* o_code;     // [padded_rows, stride]: sums of value residuals
   float* p;          // [groups, kGroupTableFloats]
-  float* slot_p;     // [kTileTokens, kGroupRows] of the tile's slots
+  float* slot_p;     // [groups, kGroupTableFloats], for the tile's slots
   float* histogram;  // [groups, anchors, kGroupRows]: sums of p gamma per value anchor
   RowGroup* groups;
 };
@@ -80,6 +83,8 @@ struct FewScratch {
 void LoadQueries(const AnchorCall& call, const FewScratch& scratch) {
   const int head_dim = call.head_dim();
   const int32_t* order = scratch.shared.tile.rotation.order();
+  std::fill_n(scratch.q, scratch.padded_rows * scratch.split_stride, 0.0f);
+  std::fill_n(scratch.q_code, scratch.padded_rows * scratch.stride, 0.0f);
   for (int row = 0; row < call.query_rows(); ++row) {
     const float* q = call.query(row);
     float* split = scratch.q + row * scratch.split_stride;
@@ -87,15 +92,14 @@ void LoadQueries(const AnchorCall& call, const FewScratch& scratch) {
       split[j] = order[j] < 0 ? 0.0f : q[order[j]] * call.scale();
     float* code = scratch.q_code + row * scratch.stride;
     for (int i = 0; i < head_dim; ++i) code[i] = q[i] * call.scale();
-    std::fill(code + head_dim, code + scratch.stride, 0.0f);
     if (call.layout().code.hadamard) TransformForward(code, head_dim);
   }
 }
 
-// p[token, r] += slot . q_code[r] for every slot of the tile.
+// The same as SlotLogits and SlotValues for any shape, from decoded slots.
 template <int kRows>
-HWY_NOINLINE void AddSlotLogits(const SlotTile& slots, int count, int head_dim, const float* q_code, int64_t stride,
-                                float* slot_p, float* p) {
+HWY_NOINLINE void DecodedSlotLogits(const SlotTile& slots, int count, int head_dim, const float* q_code, int64_t stride,
+                                    float* slot_p, float* p) {
   const BlockTag block;
   GroupDots<kRows>(slots.rows, slots.stride, count, head_dim, q_code, stride, slot_p);
   for (int n = 0; n < count; ++n) {
@@ -104,10 +108,9 @@ HWY_NOINLINE void AddSlotLogits(const SlotTile& slots, int count, int head_dim, 
   }
 }
 
-// o_code[r] += p[token, r] slot.
 template <int kRows>
-HWY_NOINLINE void AddSlotValues(const SlotTile& slots, int count, int head_dim, const float* p, float* slot_p,
-                                float* o_code, int64_t stride) {
+HWY_NOINLINE void DecodedSlotValues(const SlotTile& slots, int count, int head_dim, const float* p, float* slot_p,
+                                    float* o_code, int64_t stride) {
   const BlockTag block;
   for (int n = 0; n < count; ++n) {
     hn::StoreU(hn::LoadU(block, p + slots.tokens[n] * kGroupRows), block, slot_p + n * kGroupRows);
@@ -150,47 +153,94 @@ HWY_INLINE void FinishGroup(const FewScratch& scratch, const RowGroups& split, i
   AddToHistogram(value_words, value_gammas, count, p, histogram);
 }
 
-void FewTile(const AnchorCall& call, const FewScratch& scratch, const RowGroups& split, int64_t first) {
+// Logits of the anchor part of a tile's keys.
+void AnchorPart(const AnchorCall& call, const FewScratch& scratch, int64_t first, int count) {
   const AnchorTile& tile = scratch.shared.tile;
-  const SlotTile& slots = scratch.shared.slots;
+  const TokenWord* words = call.view.words(kKeys, call.head) + first;
+  LoadGammas(words, 1.0f / call.view.anchor_scale(kKeys, call.head), tile.key_gammas);
+  tile.base.Prepare(call.rope, tile.rotation, call.view.first_position + first);
+  for (int row = 0; row < scratch.padded_rows; ++row) {
+    tile.base.Unrotate(tile.rotation, scratch.q + row * scratch.split_stride,
+                       scratch.q_base + row * scratch.split_stride);
+  }
+  const int part = tile.rotation.part();
+  const bool all_rotate = tile.rotation.length() == 2 * part;
+  WithPaddedRows(call.query_rows(), [&](auto rows) {
+    constexpr int kRows = decltype(rows)::value;
+    if (all_rotate && part == 32) {
+      AnchorLogits<kRows, 32>(words, count, tile, scratch.q_base, scratch.split_stride, scratch.p);
+    } else if (all_rotate && part == 64) {
+      AnchorLogits<kRows, 64>(words, count, tile, scratch.q_base, scratch.split_stride, scratch.p);
+    } else {
+      AnchorLogits<kRows, 0>(words, count, tile, scratch.q_base, scratch.split_stride, scratch.p);
+    }
+  });
+}
+
+// Adds the residual part of the keys to the logits.
+void KeyResiduals(const AnchorCall& call, const FewScratch& scratch, const RowGroups& split, int64_t b, int count) {
   const int head_dim = call.head_dim();
+  for (int pool = 0; pool < kMaxPools; ++pool) {
+    const SlotRange slots = FindSlots(call.view, kKeys, pool, call.head, b, count, scratch.shared.slots);
+    if (slots.count == 0) continue;
+    if constexpr (kHasSlotKernels) {
+      if (HasSlotKernels(head_dim, slots.bits)) {
+        WithPaddedRows(call.query_rows(), [&](auto rows) {
+          WithSlotShape(slots.bits, head_dim, [&](auto shape) {
+            SlotLogits<decltype(shape)::bits, decltype(shape)::head_dim, decltype(rows)::value>(
+                slots, scratch.q_code, scratch.stride, scratch.p);
+          });
+        });
+        continue;
+      }
+    }
+    DecodeSlots(slots, head_dim, scratch.shared.slots);
+    for (int g = 0; g < split.count(); ++g) {
+      const float* q = scratch.q_code + split.first_row(g) * scratch.stride;
+      float* p = scratch.p + int64_t{g} * kGroupTableFloats;
+      ANCHORKV_WITH_ROWS(split.rows(g), DecodedSlotLogits<kRows>(scratch.shared.slots, slots.count, head_dim, q,
+                                                                 scratch.stride, scratch.slot_p, p));
+    }
+  }
+}
+
+// Adds the residual part of the values to the sums in the codes' domain.
+void ValueResiduals(const AnchorCall& call, const FewScratch& scratch, const RowGroups& split, int64_t b, int count) {
+  const int head_dim = call.head_dim();
+  for (int pool = 0; pool < kMaxPools; ++pool) {
+    const SlotRange slots = FindSlots(call.view, kValues, pool, call.head, b, count, scratch.shared.slots);
+    if (slots.count == 0) continue;
+    if constexpr (kHasSlotKernels) {
+      if (HasSlotKernels(head_dim, slots.bits)) {
+        WithPaddedRows(call.query_rows(), [&](auto rows) {
+          WithSlotShape(slots.bits, head_dim, [&](auto shape) {
+            SlotValues<decltype(shape)::bits, decltype(shape)::head_dim, decltype(rows)::value>(
+                slots, scratch.p, scratch.slot_p, scratch.o_code, scratch.stride);
+          });
+        });
+        continue;
+      }
+    }
+    DecodeSlots(slots, head_dim, scratch.shared.slots);
+    for (int g = 0; g < split.count(); ++g) {
+      const float* p = scratch.p + int64_t{g} * kGroupTableFloats;
+      float* o_code = scratch.o_code + split.first_row(g) * scratch.stride;
+      ANCHORKV_WITH_ROWS(split.rows(g), DecodedSlotValues<kRows>(scratch.shared.slots, slots.count, head_dim, p,
+                                                                 scratch.slot_p, o_code, scratch.stride));
+    }
+  }
+}
+
+void FewTile(const AnchorCall& call, const FewScratch& scratch, const RowGroups& split, int64_t first) {
   const int count = call.InTile(first);
   const int64_t b = first / kTileTokens;
-  const TokenWord* key_words = call.view.words(kKeys, call.head) + first;
-  const TokenWord* value_words = call.view.words(kValues, call.head) + first;
-  LoadGammas(key_words, 1.0f / call.view.anchor_scale(kKeys, call.head), tile.key_gammas);
-  LoadGammas(value_words, 1.0f, tile.value_gammas);
-  tile.base.Prepare(call.rope, tile.rotation, call.view.first_position + first);
-  BuildAnchorKeys<false>(key_words, count, tile);
-  for (int g = 0; g < split.count(); ++g) {
-    const int64_t at = split.first_row(g) * scratch.split_stride;
-    for (int r = 0; r < split.rows(g); ++r) {
-      tile.base.Unrotate(tile.rotation, scratch.q + at + r * scratch.split_stride,
-                         scratch.q_base + at + r * scratch.split_stride);
-    }
-    float* p = scratch.p + int64_t{g} * kGroupTableFloats;
-    ANCHORKV_WITH_ROWS(split.rows(g), GroupDots<kRows>(tile.keys, tile.rotation.length(), count, tile.rotation.length(),
-                                                       scratch.q_base + at, scratch.split_stride, p));
-  }
-  for (int pool = 0; pool < kMaxPools; ++pool) {
-    const int found = DecodeSlots(call.view, kKeys, pool, call.head, b, count, slots);
-    for (int g = 0; g < split.count() && found > 0; ++g) {
-      ANCHORKV_WITH_ROWS(
-          split.rows(g),
-          AddSlotLogits<kRows>(slots, found, head_dim, scratch.q_code + split.first_row(g) * scratch.stride,
-                               scratch.stride, scratch.slot_p, scratch.p + int64_t{g} * kGroupTableFloats));
-    }
-  }
-  for (int g = 0; g < split.count(); ++g) FinishGroup(scratch, split, g, value_words, tile.value_gammas, count);
-  for (int pool = 0; pool < kMaxPools; ++pool) {
-    const int found = DecodeSlots(call.view, kValues, pool, call.head, b, count, slots);
-    for (int g = 0; g < split.count() && found > 0; ++g) {
-      ANCHORKV_WITH_ROWS(
-          split.rows(g),
-          AddSlotValues<kRows>(slots, found, head_dim, scratch.p + int64_t{g} * kGroupTableFloats, scratch.slot_p,
-                               scratch.o_code + split.first_row(g) * scratch.stride, scratch.stride));
-    }
-  }
+  AnchorPart(call, scratch, first, count);
+  KeyResiduals(call, scratch, split, b, count);
+  const TokenWord* words = call.view.words(kValues, call.head) + first;
+  const float* gammas = scratch.shared.tile.value_gammas;
+  LoadGammas(words, 1.0f, scratch.shared.tile.value_gammas);
+  for (int g = 0; g < split.count(); ++g) FinishGroup(scratch, split, g, words, gammas, count);
+  ValueResiduals(call, scratch, split, b, count);
 }
 
 // o = U^T o_code + sum over anchors of histogram x anchor, relative to the true maximum.
@@ -226,7 +276,7 @@ void AttendFew(const AnchorCall& call, void* memory) {
   const RowGroups split(rows);
   scratch.shared.tile.Prepare(call.view, call.rope, call.head);
   LoadQueries(call, scratch);
-  std::fill_n(scratch.o_code, rows * scratch.stride, 0.0f);
+  std::fill_n(scratch.o_code, scratch.padded_rows * scratch.stride, 0.0f);
   std::fill_n(scratch.histogram, split.count() * scratch.anchors * kGroupRows, 0.0f);
   for (int g = 0; g < split.count(); ++g) scratch.groups[g].Clear();
   for (int64_t tile = call.first; tile < call.last; tile += kTileTokens) FewTile(call, scratch, split, tile);
@@ -253,8 +303,10 @@ void AddResiduals(const AnchorCall& call, Side side, int64_t b, int count, const
                   const Rotation* rotation, int64_t length, float* rows) {
   const FloatTag d;
   for (int pool = 0; pool < kMaxPools; ++pool) {
-    const int found = DecodeSlots(call.view, side, pool, call.head, b, count, slots);
-    for (int n = 0; n < found; ++n) {
+    const SlotRange range = FindSlots(call.view, side, pool, call.head, b, count, slots);
+    if (range.count == 0) continue;
+    DecodeSlots(range, call.head_dim(), slots);
+    for (int n = 0; n < range.count; ++n) {
       float* slot = slots.rows + n * slots.stride;
       if (call.layout().code.hadamard) TransformInverse(slot, call.head_dim());
       HWY_ALIGN float split[kMaxHeadDim + 3 * kPad];
@@ -299,7 +351,7 @@ void AttendMany(const AnchorCall& call, void* memory) {
     LoadGammas(key_words, 1.0f / call.view.anchor_scale(kKeys, call.head), tile.key_gammas);
     LoadGammas(value_words, 1.0f / call.view.anchor_scale(kValues, call.head), tile.value_gammas);
     tile.base.Prepare(call.rope, tile.rotation, call.view.first_position + first);
-    BuildAnchorKeys<true>(key_words, count, tile);
+    BuildAnchorKeys(key_words, count, tile);
     AddResiduals(call, kKeys, b, count, slots, &tile.rotation, length, tile.keys);
     RebuildValues(call, value_words, tile.value_gammas, count, slots.stride, scratch.values);
     AddResiduals(call, kValues, b, count, slots, nullptr, slots.stride, scratch.values);

@@ -148,24 +148,35 @@ HWY_INLINE void DecodeSlotsOfBits(const uint8_t* codes, const float* scales, int
   DecodeSlotsOf<kBits, 0>(codes, scales, count, head_dim, levels, out, stride);
 }
 
-// A tile's slots in one pool, decoded in the codes' domain.
+// The slots of a tile in one pool.
+struct SlotRange {
+  int count = 0;
+  int bits = 0;
+  const uint8_t* codes = nullptr;   // [count, head_dim * bits / 8]
+  const float* levels = nullptr;    // [2^bits]
+  const float* scales = nullptr;    // [count]
+  const uint8_t* tokens = nullptr;  // [count]: position inside the tile
+};
+
+// Room for one tile's slots.
 struct SlotTile {
-  float* rows;      // [count, stride], stride >= head_dim rounded up to kPad
+  float* rows;      // [kTileTokens, stride]: decoded slots; stride = head_dim rounded up to kPad
   float* scales;    // [kTileTokens]
-  uint8_t* tokens;  // [kTileTokens]: position inside the tile of each slot
+  uint8_t* tokens;  // [kTileTokens]
   int64_t stride;
 };
 
-// Fills `tile` with the slots of the first `in_tile` positions of tile b; returns their number.
-HWY_INLINE int DecodeSlots(const AnchorView& view, Side side, int pool, int head, int64_t b, int in_tile,
-                           const SlotTile& tile) {
-  const int bits = view.pool(side, pool).bits;
-  if (bits == 0) return 0;
+// The slots of the first `in_tile` positions of tile b; scales and tokens are kept in `tile`.
+HWY_INLINE SlotRange FindSlots(const AnchorView& view, Side side, int pool, int head, int64_t b, int in_tile,
+                               const SlotTile& tile) {
+  SlotRange range;
+  range.bits = view.pool(side, pool).bits;
+  if (range.bits == 0) return range;
   uint64_t mask = view.mask(side, pool, head)[b];
   if (in_tile < kTileTokens) mask &= (uint64_t{1} << in_tile) - 1;
-  const int count = std::popcount(mask);
-  if (count == 0) return 0;
-  for (int n = 0; n < count; ++n) {
+  range.count = std::popcount(mask);
+  if (range.count == 0) return range;
+  for (int n = 0; n < range.count; ++n) {
     tile.tokens[n] = static_cast<uint8_t>(std::countr_zero(mask));
     mask &= mask - 1;
   }
@@ -173,26 +184,31 @@ HWY_INLINE int DecodeSlots(const AnchorView& view, Side side, int pool, int head
   const auto* scales = view.at<hwy::float16_t>(view.pool(side, pool).scales) + slot;
   const FloatTag d;
   int n = 0;
-  for (; n + kLanes <= count; n += kLanes) hn::StoreU(LoadFloats(scales + n), d, tile.scales + n);
-  if (n < count) hn::StoreU(LoadFirst(scales + n, count - n), d, tile.scales + n);
+  for (; n + kLanes <= range.count; n += kLanes) hn::StoreU(LoadFloats(scales + n), d, tile.scales + n);
+  if (n < range.count) hn::StoreU(LoadFirst(scales + n, range.count - n), d, tile.scales + n);
+  range.codes = view.codes(side, pool, slot);
+  range.levels = Levels(range.bits, view.layout->code.uniform).data();
+  range.scales = tile.scales;
+  range.tokens = tile.tokens;
+  return range;
+}
 
-  const AnchorLayout& layout = *view.layout;
-  const float* levels = Levels(bits, layout.code.uniform).data();
-  const uint8_t* codes = view.codes(side, pool, slot);
-  switch (bits) {
+// tile.rows[n] := scale_n levels_n, in the codes' domain.
+HWY_INLINE void DecodeSlots(const SlotRange& slots, int head_dim, const SlotTile& tile) {
+  const auto decode = [&](auto bits) {
+    DecodeSlotsOfBits<decltype(bits)::value>(slots.codes, slots.scales, slots.count, head_dim, slots.levels, tile.rows,
+                                             tile.stride);
+  };
+  switch (slots.bits) {
     case 1:
-      DecodeSlotsOfBits<1>(codes, tile.scales, count, layout.head_dim, levels, tile.rows, tile.stride);
-      break;
+      return decode(std::integral_constant<int, 1>());
     case 2:
-      DecodeSlotsOfBits<2>(codes, tile.scales, count, layout.head_dim, levels, tile.rows, tile.stride);
-      break;
+      return decode(std::integral_constant<int, 2>());
     case 3:
-      DecodeSlotsOfBits<3>(codes, tile.scales, count, layout.head_dim, levels, tile.rows, tile.stride);
-      break;
+      return decode(std::integral_constant<int, 3>());
     default:
-      DecodeSlotsOfBits<4>(codes, tile.scales, count, layout.head_dim, levels, tile.rows, tile.stride);
+      return decode(std::integral_constant<int, 4>());
   }
-  return count;
 }
 
 #endif  // ANCHORKV_TARGET_HAS_KERNELS
