@@ -58,7 +58,7 @@ Layer::Layer(const LayerSpec& spec) : spec_(spec) {
   EXPECT_TRUE(rope.ok()) << rope.status().message();
   rope_ = rope.value();
   const auto allocate = [&](std::vector<float>* data, int64_t heads, int64_t tokens) {
-    data->assign(static_cast<size_t>(heads * tokens * (spec_.head_dim + spec_.row_padding)), kNaN);
+    data->assign(static_cast<size_t>(heads * (tokens + spec_.tail_rows) * (spec_.head_dim + spec_.row_padding)), kNaN);
   };
   allocate(&keys_, spec_.kv_heads, spec_.tokens);
   allocate(&values_, spec_.kv_heads, spec_.tokens);
@@ -251,13 +251,14 @@ std::vector<LayerSpec> LayerSpecs() {
        .prior = true,
        .pairing = RopePairing::kInterleaved},
       {.name = "token_major", .token_major = true},
-      {.name = "poisoned_rows", .row_padding = 3},
+      {.name = "poisoned_rows", .row_padding = 3, .tail_rows = 2},
       {.name = "poisoned_rows_token_major",
        .gqa_ratio = 3,
        .head_dim = 128,
        .tokens = 131,
        .token_major = true,
-       .row_padding = 1},
+       .row_padding = 1,
+       .tail_rows = 1},
       {.name = "constant_keys", .data = Data::kConstantKeys},
       {.name = "zeros", .data = Data::kZeros},
       {.name = "large", .data = Data::kLarge},

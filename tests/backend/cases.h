@@ -32,6 +32,7 @@ struct LayerSpec {
   int64_t first_position = 0;
   bool token_major = false;
   int row_padding = 0;  // NaN elements after each row; odd values misalign the rows
+  int tail_rows = 0;    // NaN rows after each head's last token
   bool prior = false;   // the window's queries have attended to something before this segment
   RopePairing pairing = RopePairing::kHalfSplit;
   int rotary_dim = -1;  // -1: head_dim
@@ -59,7 +60,7 @@ class Layer {
   HeadsView<T> View(T* data, int64_t heads, int64_t tokens) const {
     const int64_t row = spec_.head_dim + spec_.row_padding;
     if (spec_.token_major) return {data, heads, tokens, spec_.head_dim, row, heads * row};
-    return {data, heads, tokens, spec_.head_dim, tokens * row, row};
+    return {data, heads, tokens, spec_.head_dim, (tokens + spec_.tail_rows) * row, row};
   }
   void Fill();
 
