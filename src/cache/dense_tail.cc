@@ -10,8 +10,8 @@
 namespace anchorkv {
 namespace {
 
-constexpr int64_t kRowBlock = 64;     // capacities are multiples of this
-constexpr int64_t kMaxGrowth = 2048;  // rows added at most beyond what is asked for
+constexpr int64_t kRowBlock = 64;    // capacities are multiples of this
+constexpr int64_t kMaxGrowth = 512;  // rows added at most beyond what is asked for
 
 // FloatToHalf without branches, so that the loop over a row becomes vector code. A value below 2^-14 is
 // rounded by adding 1/2: the sum's last place is then worth 2^-24, one unit of a subnormal half.

@@ -10,7 +10,7 @@ namespace {
 
 // Query rows that one item serves: enough to share the work of decoding a tile, few enough for their
 // states to stay in the cache of a core.
-constexpr int kRowsPerItem = 64;
+constexpr int kRowsPerItem = 128;
 // Items that keep many threads busy; sources are cut further only until a layer has this many.
 constexpr int64_t kEnoughItems = 64;
 // The shortest stretches worth an item of their own. A stretch of a compressed segment pays for its

@@ -44,7 +44,7 @@ TEST(DenseTail, GrowthKeepsRowsAndStaysBounded) {
         tail.StoreRow(h, t, key.data(), value.data());
       }
     }
-    EXPECT_LE(tail.capacity(), 5000 + 2048 + 64);
+    EXPECT_LE(tail.capacity(), 5000 + 512 + 64);
     EXPECT_EQ(tail.buffer_bytes(), tail.capacity() * tail.row_bytes());
     EXPECT_EQ(tail.row_bytes(), type == DenseType::kF16 ? 64 : 128);
     for (int64_t t = 0; t < 5000; ++t) {
