@@ -147,7 +147,11 @@ std::span<const float> Boundaries(int bits, bool uniform) noexcept {
 
 float TreeDot(const float* a, const float* b, int n) noexcept {
   float lanes[kLanes] = {};
-  for (int i = 0; i < n; ++i) lanes[i % kLanes] += a[i] * b[i];
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  for (int j = 0; i + j < n; ++j) lanes[j] += a[i + j] * b[i + j];
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
   }
@@ -176,10 +180,12 @@ void PackCodes(const uint8_t* codes, int head_dim, int bits, uint8_t* out) noexc
   ForEachPlane(head_dim, bits, [&](int width, int shift, int first_byte) {
     const int plane_bytes = head_dim * width / 8;
     const uint32_t mask = (1u << width) - 1;
-    for (int d = 0; d < head_dim; ++d) {
-      const uint32_t field = (uint32_t{codes[d]} >> shift) & mask;
-      uint8_t& byte = out[first_byte + d % plane_bytes];
-      byte = static_cast<uint8_t>(byte | (field << (d / plane_bytes * width)));
+    uint8_t* plane = out + first_byte;
+    for (int first = 0, at = 0; first < head_dim; first += plane_bytes, at += width) {
+      for (int j = 0; j < plane_bytes; ++j) {
+        const uint32_t field = (uint32_t{codes[first + j]} >> shift) & mask;
+        plane[j] = static_cast<uint8_t>(plane[j] | (field << at));
+      }
     }
   });
 }
@@ -189,9 +195,12 @@ void UnpackCodes(const uint8_t* packed, int head_dim, int bits, uint8_t* codes) 
   ForEachPlane(head_dim, bits, [&](int width, int shift, int first_byte) {
     const int plane_bytes = head_dim * width / 8;
     const uint32_t mask = (1u << width) - 1;
-    for (int d = 0; d < head_dim; ++d) {
-      const uint32_t field = (uint32_t{packed[first_byte + d % plane_bytes]} >> (d / plane_bytes * width)) & mask;
-      codes[d] = static_cast<uint8_t>(codes[d] | (field << shift));
+    const uint8_t* plane = packed + first_byte;
+    for (int first = 0, at = 0; first < head_dim; first += plane_bytes, at += width) {
+      for (int j = 0; j < plane_bytes; ++j) {
+        const uint32_t field = (uint32_t{plane[j]} >> at) & mask;
+        codes[first + j] = static_cast<uint8_t>(codes[first + j] | (field << shift));
+      }
     }
   });
 }
@@ -202,13 +211,20 @@ void QuantizeResidual(const float* z, int head_dim, int bits, ResidualScale scal
   const std::span<const float> boundaries = Boundaries(bits, uniform);
   float step = CodingScale(z, head_dim, scale);
   const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
+  // One boundary at a time, so that the inner loops run over coordinates.
+  float scaled[kMaxHeadDim];
+  int32_t below[kMaxHeadDim];
+  for (int d = 0; d < head_dim; ++d) {
+    scaled[d] = z[d] * inverse;
+    below[d] = 0;
+  }
+  for (const float boundary : boundaries) {
+    for (int d = 0; d < head_dim; ++d) below[d] += boundary <= scaled[d] ? 1 : 0;
+  }
   float chosen[kMaxHeadDim];
   for (int d = 0; d < head_dim; ++d) {
-    const float t = z[d] * inverse;
-    int code = 0;
-    for (const float boundary : boundaries) code += boundary <= t ? 1 : 0;
-    codes[d] = static_cast<uint8_t>(code);
-    chosen[d] = levels[code];
+    codes[d] = static_cast<uint8_t>(below[d]);
+    chosen[d] = levels[below[d]];
   }
   if (scale == ResidualScale::kLeastSquares) {
     step = TreeDot(z, chosen, head_dim) / TreeDot(chosen, chosen, head_dim);
