@@ -100,7 +100,8 @@ class Backend {
                         std::span<const uint32_t> anchor_positions, std::vector<uint16_t>* assignment) const = 0;
 
   // u^K and u^V per position; anchors get -inf. Tiled: never an S x m array. algorithm.md 3.
-  // `anchors`, `assignment`: per side. kRandom and layer/seed come from options and input.layer.
+  // `anchors`, `assignment`: per side. kRandom and layer/seed come from options and input.layer. Novelty is 1
+  // everywhere when the keys all point the same way (mean below 1e-6); kCosine is 0 for zero vectors.
   virtual Status Utility(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
                          std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
                          const std::vector<uint16_t> assignment[2], HeadScores utility[2]) const = 0;

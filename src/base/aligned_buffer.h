@@ -39,9 +39,13 @@ class AlignedBuffer {
   const std::byte* data() const noexcept { return data_; }
   size_t size_bytes() const noexcept { return bytes_; }
   template <typename T>
-  T* as() noexcept { return reinterpret_cast<T*>(data_); }
+  T* as() noexcept {
+    return reinterpret_cast<T*>(data_);
+  }
   template <typename T>
-  const T* as() const noexcept { return reinterpret_cast<const T*>(data_); }
+  const T* as() const noexcept {
+    return reinterpret_cast<const T*>(data_);
+  }
 
  private:
   std::byte* data_ = nullptr;
