@@ -111,6 +111,7 @@ class CheckDocs(Scratch):
         self.write("CMakePresets.json", '{"configurePresets": [{"name": "release"}]}')
         self.write("quick", "")
         self.write("docs/other.md", "# A heading\n")
+        self.write("tests/a_test.cc", "TEST_P(Suite, Name) {}\n")
         self.write("README.md", text)
         return run("check-docs", self.folder).returncode
 
@@ -120,6 +121,8 @@ class CheckDocs(Scratch):
         self.assertEqual(self.problems("[x](docs/other.md#no-heading)\n"), 1)
         self.assertEqual(self.problems("run `./missing`\n"), 1)
         self.assertEqual(self.problems("cmake --preset missing\n"), 1)
+        self.assertEqual(self.problems("`Suite.Name`\n"), 0)
+        self.assertEqual(self.problems("`Suite.Other`\n"), 1)
 
 
 class GetModel(Scratch):
