@@ -45,10 +45,10 @@ class MakeDocument(Scratch):
             text, questions = self.make("--tokens", 4000, "--seed", seed, "--facts", 3)
             self.assertEqual(len({q["key"] for q in questions}), 3)
             for i, q in enumerate(questions):
-                self.assertEqual(text.count(f"special magic numbers for {q['key']} is: {q['answer']}."), 1)
+                self.assertEqual(text.count(f"special magic number for {q['key']} is {q['answer']}."), 1)
                 self.assertEqual(text.count(q["answer"]), 1)
                 self.assertRegex(q["answer"], r"^[1-9]\d{6}$")
-                self.assertNotIn(q["answer"], q["question"] + q["answer_prefix"])
+                self.assertNotIn(q["answer"], q["question"])
                 self.assertAlmostEqual(q["depth"], text.index(q["answer"]) / len(text), delta=0.03)
                 self.assertAlmostEqual(q["depth"], (i + 0.5) / 3, delta=0.22)
             # 300 tokens are at least 1,200 characters of this prose.
@@ -61,12 +61,12 @@ class MakeDocument(Scratch):
         self.assertEqual((text, questions), (again, questions_again))
         other, _ = self.make("--tokens", 3000, "--seed", 6)
         self.assertNotEqual(text, other)
-        self.assertEqual(hashlib.sha256(text.encode()).hexdigest()[:16], "1124fca6ca3c87f5")
+        self.assertEqual(hashlib.sha256(text.encode()).hexdigest()[:16], "1f6992cfa88200d7")
 
     def test_needle_is_one_fact(self):
         text, questions = self.make("--tokens", 2000, "--needle")
         self.assertEqual(len(questions), 1)
-        self.assertEqual(text.count("special magic number"), 1)
+        self.assertEqual(text.count("special magic number for"), 1)
 
     def test_too_short_is_an_error(self):
         self.make("--tokens", 2000)
