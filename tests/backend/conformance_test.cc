@@ -113,7 +113,8 @@ TEST_P(Conformance, AssignmentsReachTheBestCosine) {
             }
             return std::fabs(dot) / std::sqrt(norm);
           };
-          ASSERT_GE(value(assignment[i]), value(expected[i]) * (1.0 - 1e-5)) << h << " " << t;
+          // Not better either: nothing is, so that would be a mistake in the reference.
+          ASSERT_NEAR(value(assignment[i]), value(expected[i]), value(expected[i]) * 1e-5) << h << " " << t;
         }
       }
     }
@@ -275,8 +276,10 @@ Plain PlainAttention(const QueryRows& queries, const std::vector<float>& keys, c
   return result;
 }
 
-// Compares what `got` holds with the oracle's states, row by row.
-void ExpectCloseToOracle(const Attention& got, const Attention& oracle, const Plain& plain, const std::string& what) {
+// Compares what `got` holds with the oracle's states, row by row. Only huge logits, which no float sum gets
+// right, are measured by what plain code makes of them.
+void ExpectCloseToOracle(const Attention& got, const Attention& oracle, const Plain& plain, Data data,
+                         const std::string& what) {
   EXPECT_TRUE(got.GuardsIntact()) << what;
   const std::vector<float> output = got.Output(), expected = oracle.Output();
   const std::vector<double> lse = got.LogSumExp(), expected_lse = oracle.LogSumExp();
@@ -284,11 +287,15 @@ void ExpectCloseToOracle(const Attention& got, const Attention& oracle, const Pl
   const auto row = [&](const std::vector<float>& all, size_t r) {
     return std::span<const float>(all.data() + r * head_dim, head_dim);
   };
-  double plain_error = 0.0, plain_lse_error = 0.0;
-  for (size_t r = 0; r < lse.size(); ++r) {
-    plain_error = std::max(plain_error, test::RelativeError(row(plain.output, r), row(expected, r)));
-    if (std::isfinite(expected_lse[r])) {
-      plain_lse_error = std::max(plain_lse_error, std::fabs(plain.lse[r] - expected_lse[r]));
+  double allowed = kSmallError, allowed_lse = kSmallError;
+  if (data == Data::kHugeLogits || data == Data::kEqualHugeLogits) {
+    for (size_t r = 0; r < lse.size(); ++r) {
+      if (!std::isfinite(expected_lse[r])) continue;
+      // A few roundings of a logit's own size are nobody's fault.
+      const double rounding = 4 * double{std::numeric_limits<float>::epsilon()} * std::fabs(expected_lse[r]);
+      const double plain_error = test::RelativeError(row(plain.output, r), row(expected, r));
+      allowed = std::max(allowed, kTimesPlain * plain_error);
+      allowed_lse = std::max({allowed_lse, rounding, kTimesPlain * std::fabs(plain.lse[r] - expected_lse[r])});
     }
   }
   for (size_t r = 0; r < lse.size(); ++r) {
@@ -296,12 +303,8 @@ void ExpectCloseToOracle(const Attention& got, const Attention& oracle, const Pl
       EXPECT_EQ(lse[r], expected_lse[r]) << what << ", row " << r;
       continue;
     }
-    const double error = test::RelativeError(row(output, r), row(expected, r));
-    EXPECT_LT(error, std::max(kSmallError, kTimesPlain * plain_error)) << what << ", row " << r;
-    // A logit is a float sum: a few roundings of its own size are nobody's fault.
-    const double rounding = 4 * double{std::numeric_limits<float>::epsilon()} * std::fabs(expected_lse[r]);
-    EXPECT_LT(std::fabs(lse[r] - expected_lse[r]), std::max({kSmallError, rounding, kTimesPlain * plain_lse_error}))
-        << what << ", row " << r;
+    EXPECT_LT(test::RelativeError(row(output, r), row(expected, r)), allowed) << what << ", row " << r;
+    EXPECT_LT(std::fabs(lse[r] - expected_lse[r]), allowed_lse) << what << ", row " << r;
   }
 }
 
@@ -347,7 +350,7 @@ TEST_P(Conformance, CompressedAttentionIsClose) {
                                  oracle.Scratch(reference(), packed.layout.anchors));
         const int64_t end = last;
         const Plain plain = PlainAttention(got.queries(), keys, values, head_dim, first, [&](int) { return end; });
-        ExpectCloseToOracle(got, oracle, plain,
+        ExpectCloseToOracle(got, oracle, plain, spec().data,
                             "plan " + std::to_string(plan_spec.seed - spec().seed) + ", " +
                                 std::to_string(query_tokens) + " query tokens, positions " + std::to_string(first) +
                                 " to " + std::to_string(last));
@@ -396,7 +399,7 @@ TEST_P(Conformance, DenseAttentionIsClose) {
                                     oracle.Scratch(reference(), 0));
             const Plain plain = PlainAttention(got.queries(), plain_keys, plain_values, head_dim, first,
                                                [&](int token) { return std::min(tokens, visible + token); });
-            ExpectCloseToOracle(got, oracle, plain,
+            ExpectCloseToOracle(got, oracle, plain, spec().data,
                                 std::string(half ? "f16" : "f32") + ", " + std::to_string(query_tokens) +
                                     " query tokens, visible " + std::to_string(visible) + ", from " +
                                     std::to_string(first));
