@@ -210,6 +210,8 @@ void Conversation::PrintAnswer(const std::string& question, const Generation& ge
     if (options_.questions.size() > 1) std::printf("\n");
   }
   std::fflush(stdout);
+  const bool interactive = options_.chat && options_.questions.empty();
+  if (interactive && !options_.verbose) return;
   const auto prefilled = static_cast<double>(bill_.tokens);
   const double rate = timing_.prefill_s > 0 ? prefilled / timing_.prefill_s : 0;
   Note(

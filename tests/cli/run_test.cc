@@ -37,8 +37,9 @@ class RunTest : public testing::Test {
   }
   // Runs with --json on the document, compressing it although it is short.
   std::vector<Json> Ask(std::vector<std::string> more, const std::string& standard_input = "") {
-    std::vector<std::string> arguments = {"run", "-m", SmolLm2().string(), "-f", document_, "--kv-min-tokens", "64",
-                                          "-n",  "6",  "--kv-anchors",     "40", "--json"};
+    std::vector<std::string> arguments = {
+        "run", "-m", SmolLm2().string(), "-f", document_, "--kv-min-tokens", "64", "-t", "1",
+        "-n",  "6",  "--kv-anchors",     "40", "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const ProgramResult result = RunProgram(arguments, standard_input);
     EXPECT_EQ(result.exit_code, 0) << result.err;
