@@ -8,18 +8,14 @@
 
 #include <cstdint>
 
-// SSSE3 has no CPU of its own that is worth a copy of the kernels.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// SSSE3 has no CPU of its own that is worth a copy of the kernels; none of them uses what AVX3_DL adds to AVX3
+// (and Highway 1.0.3 fails to compile with AVX3_DL as baseline, as -march=native makes it).
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #include "hwy/detect_targets.h"
 
 // True while a file is compiled for a target that has kernels.
 #define ANCHORKV_TARGET_HAS_KERNELS (HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128)
 
-#if HWY_TARGETS & HWY_AVX3_DL
-#define ANCHORKV_ENTRY_AVX3_DL(FUNCTION) {HWY_AVX3_DL, &N_AVX3_DL::FUNCTION},
-#else
-#define ANCHORKV_ENTRY_AVX3_DL(FUNCTION)
-#endif
 #if HWY_TARGETS & HWY_AVX3
 #define ANCHORKV_ENTRY_AVX3(FUNCTION) {HWY_AVX3, &N_AVX3::FUNCTION},
 #else
@@ -43,7 +39,6 @@
 
 // Entries {target, &N_TARGET::FUNCTION}, best target first, for every target of this build.
 #define ANCHORKV_TARGET_ENTRIES(FUNCTION) \
-  ANCHORKV_ENTRY_AVX3_DL(FUNCTION)        \
   ANCHORKV_ENTRY_AVX3(FUNCTION)           \
   ANCHORKV_ENTRY_AVX2(FUNCTION) ANCHORKV_ENTRY_SSE4(FUNCTION) ANCHORKV_ENTRY_NEON(FUNCTION)
 
