@@ -27,12 +27,12 @@ struct ModelInfo {
   int kv_heads = 0;
   int head_dim = 0;
   int vocab = 0;
-  int64_t context = 0;        // training context
+  int64_t context = 0;  // training context
   int64_t parameters = 0;
   int64_t file_bytes = 0;
   double rms_epsilon = 1e-5;
   bool key_bias = false;
-  std::string rope_scaling;   // "none", "linear", "yarn", "llama3"
+  std::string rope_scaling;  // "none", "linear", "yarn", "llama3"
   RopeSpec rope;
 };
 
@@ -41,9 +41,9 @@ struct ModelInfo {
 Result<ModelInfo> ReadModelInfo(const std::string& path);
 
 struct EngineOptions {
-  int threads = 0;            // 0: all cores
-  int chunk = 512;            // prefill chunk (-ub)
-  int64_t max_context = 0;    // 0: the model's context; RoPE tables cover this many positions
+  int threads = 0;                   // 0: all cores
+  int chunk = 512;                   // prefill chunk (-ub)
+  int64_t max_context = 0;           // 0: the model's context; RoPE tables cover this many positions
   const Backend* backend = nullptr;  // nullptr: CpuBackend() where this build has it, else ReferenceBackend()
 };
 

@@ -18,20 +18,35 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 // An integer of any width, or nothing when the type is not an integer (or does not fit).
 bool ReadInteger(gguf_type type, const void* data, size_t index, int64_t* value) {
   switch (type) {
-    case GGUF_TYPE_UINT8: *value = static_cast<const uint8_t*>(data)[index]; return true;
-    case GGUF_TYPE_INT8: *value = static_cast<const int8_t*>(data)[index]; return true;
-    case GGUF_TYPE_UINT16: *value = static_cast<const uint16_t*>(data)[index]; return true;
-    case GGUF_TYPE_INT16: *value = static_cast<const int16_t*>(data)[index]; return true;
-    case GGUF_TYPE_UINT32: *value = static_cast<const uint32_t*>(data)[index]; return true;
-    case GGUF_TYPE_INT32: *value = static_cast<const int32_t*>(data)[index]; return true;
-    case GGUF_TYPE_INT64: *value = static_cast<const int64_t*>(data)[index]; return true;
+    case GGUF_TYPE_UINT8:
+      *value = static_cast<const uint8_t*>(data)[index];
+      return true;
+    case GGUF_TYPE_INT8:
+      *value = static_cast<const int8_t*>(data)[index];
+      return true;
+    case GGUF_TYPE_UINT16:
+      *value = static_cast<const uint16_t*>(data)[index];
+      return true;
+    case GGUF_TYPE_INT16:
+      *value = static_cast<const int16_t*>(data)[index];
+      return true;
+    case GGUF_TYPE_UINT32:
+      *value = static_cast<const uint32_t*>(data)[index];
+      return true;
+    case GGUF_TYPE_INT32:
+      *value = static_cast<const int32_t*>(data)[index];
+      return true;
+    case GGUF_TYPE_INT64:
+      *value = static_cast<const int64_t*>(data)[index];
+      return true;
     case GGUF_TYPE_UINT64: {
       const uint64_t wide = static_cast<const uint64_t*>(data)[index];
       if (wide > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return false;
       *value = static_cast<int64_t>(wide);
       return true;
     }
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -102,8 +117,8 @@ Result<GgufFile> GgufFile::Open(const std::string& path) {
 Status GgufFile::OpenFurtherParts(const std::string& first, int64_t count) {
   const std::string suffix = PartSuffix(0, count);
   if (!EndsWith(first, suffix)) {
-    return InvalidArgument(first + " is the first of " + std::to_string(count) +
-                           " parts, so its name must end in " + suffix + " for the others to be found");
+    return InvalidArgument(first + " is the first of " + std::to_string(count) + " parts, so its name must end in " +
+                           suffix + " for the others to be found");
   }
   const std::string prefix = first.substr(0, first.size() - suffix.size());
   for (int64_t part = 1; part < count; ++part) {
@@ -213,9 +228,14 @@ Status GgufFile::Read(const std::string& key, Need need, double* value) const {
     return need == Need::kOptional ? Status() : DataLoss(paths_[0] + " has no key " + Quoted(key));
   }
   switch (gguf_get_kv_type(context, id)) {
-    case GGUF_TYPE_FLOAT32: *value = gguf_get_val_f32(context, id); return Status();
-    case GGUF_TYPE_FLOAT64: *value = gguf_get_val_f64(context, id); return Status();
-    default: return DataLoss(paths_[0] + ": key " + Quoted(key) + " is not a floating-point number");
+    case GGUF_TYPE_FLOAT32:
+      *value = gguf_get_val_f32(context, id);
+      return Status();
+    case GGUF_TYPE_FLOAT64:
+      *value = gguf_get_val_f64(context, id);
+      return Status();
+    default:
+      return DataLoss(paths_[0] + ": key " + Quoted(key) + " is not a floating-point number");
   }
 }
 

@@ -16,8 +16,8 @@ ggml_tensor* Linear(ggml_context* context, ggml_tensor* weight, ggml_tensor* x, 
   return bias == nullptr ? y : ggml_add(context, y, bias);
 }
 
-ggml_tensor* Rotated(ggml_context* context, ggml_tensor* x, int head_dim, ggml_tensor* positions,
-                     ggml_tensor* factors, const RopeSpec& rope) {
+ggml_tensor* Rotated(ggml_context* context, ggml_tensor* x, int head_dim, ggml_tensor* positions, ggml_tensor* factors,
+                     const RopeSpec& rope) {
   ggml_tensor* heads = ggml_reshape_3d(context, x, head_dim, x->ne[0] / head_dim, x->ne[1]);
   const int mode = rope.pairing == RopePairing::kInterleaved ? GGML_ROPE_TYPE_NORMAL : GGML_ROPE_TYPE_NEOX;
   return ggml_rope_ext(context, heads, positions, factors, rope.rotary_dim, mode, rope.original_context,
@@ -87,7 +87,8 @@ Status GraphRunner::Compute() {
   }
   plan.work_data = reinterpret_cast<uint8_t*>(work_.data());
   const ggml_status status = ggml_graph_compute(graph_, &plan);
-  if (status != GGML_STATUS_SUCCESS) return Internal(std::string("ggml could not compute a graph: ") + ggml_status_to_string(status));
+  if (status != GGML_STATUS_SUCCESS)
+    return Internal(std::string("ggml could not compute a graph: ") + ggml_status_to_string(status));
   return Status();
 }
 

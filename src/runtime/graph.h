@@ -22,8 +22,8 @@ ggml_tensor* Normalize(ggml_context* context, ggml_tensor* x, ggml_tensor* weigh
 ggml_tensor* Linear(ggml_context* context, ggml_tensor* weight, ggml_tensor* x, ggml_tensor* bias);
 
 // x [heads * head_dim, tokens] -> [head_dim, heads, tokens], rotated to `positions` (i32 [tokens]).
-ggml_tensor* Rotated(ggml_context* context, ggml_tensor* x, int head_dim, ggml_tensor* positions,
-                     ggml_tensor* factors, const RopeSpec& rope);
+ggml_tensor* Rotated(ggml_context* context, ggml_tensor* x, int head_dim, ggml_tensor* positions, ggml_tensor* factors,
+                     const RopeSpec& rope);
 
 // The gated feed-forward of a layer without its residual: x [hidden, tokens] -> [hidden, tokens].
 ggml_tensor* FeedForward(ggml_context* context, const LayerWeights& layer, ggml_tensor* x, double epsilon);

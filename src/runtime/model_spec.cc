@@ -14,10 +14,10 @@ namespace {
 using Need = GgufFile::Need;
 
 constexpr int64_t kMaxLayers = 4096;
-constexpr int64_t kMaxWidth = int64_t{1} << 20;     // hidden, feed-forward
+constexpr int64_t kMaxWidth = int64_t{1} << 20;  // hidden, feed-forward
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxContext = int64_t{1} << 24;   // tokens; RoPE tables of that many stay below 200 MB
-constexpr int64_t kMaxHeadDim = 512;                // what the attention backends are built for
+constexpr int64_t kMaxContext = int64_t{1} << 24;  // tokens; RoPE tables of that many stay below 200 MB
+constexpr int64_t kMaxHeadDim = 512;               // what the attention backends are built for
 constexpr const char* kRopeFactors = "rope_freqs.weight";
 
 std::string ShapeText(int64_t ne0, int64_t ne1) {
@@ -220,7 +220,8 @@ Status CheckWeight(const std::string& path, const WeightSpec& weight, const Gguf
   const bool usable = weight.use == WeightUse::kVector ? tensor.type == GGML_TYPE_F32 : TypeIsUsable(tensor.type);
   if (!usable) {
     return Unsupported(path + ": tensor '" + tensor.name + "' has type " + TypeName(tensor.type) +
-                       ", which is not supported " + (weight.use == WeightUse::kVector ? "here (F32 is)" : "for weights"));
+                       ", which is not supported " +
+                       (weight.use == WeightUse::kVector ? "here (F32 is)" : "for weights"));
   }
   return Status();
 }
@@ -244,8 +245,8 @@ Status ReadWeights(const GgufFile& file, ModelSpec* spec) {
   }
   for (const GgufTensor& tensor : file.tensors()) {
     if (known_names.count(tensor.name) == 0) {
-      return Unsupported(info.path + ": tensor '" + tensor.name + "' is not part of architecture " +
-                         info.architecture + " as supported here");
+      return Unsupported(info.path + ": tensor '" + tensor.name + "' is not part of architecture " + info.architecture +
+                         " as supported here");
     }
   }
   spec->tied_output = file.Find("output.weight") == nullptr;

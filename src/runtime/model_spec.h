@@ -14,9 +14,9 @@
 namespace anchorkv {
 
 enum class WeightUse {
-  kProduct,     // matrix [ne0 inputs, ne1 outputs], any type ggml can multiply
-  kEmbedding,   // rows are looked up; also the output matrix when the model has no own one
-  kVector,      // f32, added or multiplied elementwise
+  kProduct,    // matrix [ne0 inputs, ne1 outputs], any type ggml can multiply
+  kEmbedding,  // rows are looked up; also the output matrix when the model has no own one
+  kVector,     // f32, added or multiplied elementwise
 };
 
 // One weight that the architecture knows, as (ne0, ne1); vectors have ne1 = 1.
@@ -31,8 +31,8 @@ struct WeightSpec {
 struct ModelSpec {
   ModelInfo info;
   int64_t feed_forward = 0;
-  bool tied_output = false;           // the embedding serves as output matrix
-  std::vector<WeightSpec> weights;    // those present in the file
+  bool tied_output = false;         // the embedding serves as output matrix
+  std::vector<WeightSpec> weights;  // those present in the file
 };
 
 // Reads and checks `file`. kUnsupported names what this build does not handle (architecture, RoPE

@@ -66,8 +66,7 @@ Result<std::unique_ptr<Prefill>> Prefill::Make(const ModelParts& parts, std::spa
   std::memcpy(prefill->token_memory_.data(), tokens.data(), tokens.size_bytes());
   int32_t* positions = prefill->position_memory_.as<int32_t>();
   std::iota(positions, positions + count, 0);
-  AKV_ASSIGN_OR_RETURN(prefill->hidden_,
-                       MakeExternal(&prefill->hidden_memory_, GGML_TYPE_F32, info.hidden, count));
+  AKV_ASSIGN_OR_RETURN(prefill->hidden_, MakeExternal(&prefill->hidden_memory_, GGML_TYPE_F32, info.hidden, count));
   AKV_ASSIGN_OR_RETURN(prefill->token_ids_, MakeExternal(&prefill->token_memory_, GGML_TYPE_I32, count, 1));
   AKV_ASSIGN_OR_RETURN(prefill->positions_, MakeExternal(&prefill->position_memory_, GGML_TYPE_I32, count, 1));
   AKV_ASSIGN_OR_RETURN(prefill->runner_, GraphRunner::Make(kGraphNodes, parts.threads));
@@ -117,8 +116,8 @@ Status Prefill::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
 Status Prefill::Embed(const Chunk& chunk) {
   AKV_RETURN_IF_ERROR(runner_->Begin());
   ggml_context* context = runner_->context();
-  ggml_tensor* ids = ggml_view_1d(context, token_ids_.tensor, chunk.tokens,
-                                  static_cast<size_t>(chunk.first) * sizeof(int32_t));
+  ggml_tensor* ids =
+      ggml_view_1d(context, token_ids_.tensor, chunk.tokens, static_cast<size_t>(chunk.first) * sizeof(int32_t));
   ggml_tensor* rows = ggml_get_rows(context, parts_.weights->embedding(), ids);
   ggml_build_forward_expand(runner_->graph(), ggml_cpy(context, rows, HiddenRows(chunk.first, chunk.tokens)));
   AKV_RETURN_IF_ERROR(runner_->Allocate());

@@ -43,9 +43,9 @@ Result<std::unique_ptr<PromptAttention>> PromptAttention::Make(const Shape& shap
   const int block_rows = attention->block_tokens_ * ratio;
   attention->scratch_per_thread_ = Aligned(static_cast<size_t>(block_rows) * (row_bytes + 2 * sizeof(float))) +
                                    Aligned(backend->AttendScratchBytes(shape.head_dim, block_rows, /*anchors=*/0));
-  AKV_ASSIGN_OR_RETURN(attention->scratch_,
-                       AlignedBuffer::Make(attention->scratch_per_thread_ * static_cast<size_t>(threads),
-                                           "attention scratch"));
+  AKV_ASSIGN_OR_RETURN(
+      attention->scratch_,
+      AlignedBuffer::Make(attention->scratch_per_thread_ * static_cast<size_t>(threads), "attention scratch"));
   return attention;
 }
 
@@ -54,8 +54,8 @@ void PromptAttention::BeginChunk(int64_t first, int64_t tokens) noexcept {
   chunk_ = tokens;
 }
 
-void PromptAttention::Store(const float* keys, const float* values, const float* queries, int64_t q_tokens,
-                            int thread, int threads) noexcept {
+void PromptAttention::Store(const float* keys, const float* values, const float* queries, int64_t q_tokens, int thread,
+                            int threads) noexcept {
   if (thread == 0) next_item_.store(0, std::memory_order_relaxed);  // the barrier after Store publishes it
   const int64_t head_dim = shape_.head_dim;
   const HeadsView<float> to_keys = View(&keys_);
@@ -123,16 +123,15 @@ void PromptAttention::Attend(const float* queries, int64_t q_tokens, float* out,
     partial.s_head_stride = 1;
     backend_->AttendDense(rows, static_cast<int>(head_dim), query, 0, visible + tokens - 1, visible, partial,
                           backend_scratch);
-    backend_->MergeStates({&partial, 1}, static_cast<int>(head_dim), tokens, ratio, out + at, token_stride,
-                          head_dim);
+    backend_->MergeStates({&partial, 1}, static_cast<int>(head_dim), tokens, ratio, out + at, token_stride, head_dim);
   }
 }
 
 HeadsView<const float> PromptAttention::queries(int64_t window) const noexcept {
   const int64_t head_dim = shape_.head_dim;
   const int64_t skipped = shape_.window - window;
-  return {queries_.as<float>() + skipped * head_dim, shape_.q_heads, window, head_dim, shape_.window * head_dim,
-          head_dim};
+  return {
+      queries_.as<float>() + skipped * head_dim, shape_.q_heads, window, head_dim, shape_.window * head_dim, head_dim};
 }
 
 void PromptAttention::UnrotateKeys(const RopeTable& rope, int threads) noexcept {

@@ -13,8 +13,8 @@
 #include "anchorkv/rope.h"
 #include "anchorkv/status.h"
 #include "anchorkv/tensor_view.h"
-#include "base/aligned_buffer.h"
 #include "backend/backend.h"
+#include "base/aligned_buffer.h"
 
 namespace anchorkv {
 
@@ -24,8 +24,8 @@ class PromptAttention {
     int q_heads = 0;
     int kv_heads = 0;
     int head_dim = 0;
-    int64_t tokens = 0;   // of the whole prompt
-    int64_t window = 0;   // last positions whose queries are kept, <= tokens
+    int64_t tokens = 0;  // of the whole prompt
+    int64_t window = 0;  // last positions whose queries are kept, <= tokens
   };
 
   // `backend` must outlive the object.
@@ -67,7 +67,7 @@ class PromptAttention {
   AlignedBuffer queries_;        // f32 [q_heads, window, head_dim]
   AlignedBuffer scratch_;        // per thread: states of one block of rows, then the backend's scratch
   size_t scratch_per_thread_ = 0;
-  int block_tokens_ = 1;         // query tokens of one work item
+  int block_tokens_ = 1;  // query tokens of one work item
   int64_t first_ = 0, chunk_ = 0;
   std::atomic<int64_t> next_item_{0};
   std::atomic<bool> finite_{true};

@@ -22,8 +22,7 @@ const float* Floats(const ggml_tensor* tensor) { return static_cast<const float*
 // Arguments keys, values, queries, all token-major; the result is one float that orders the next operator.
 void Steps::StoreOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
   const auto* ops = static_cast<const LayerOps*>(userdata);
-  ops->owner->cache_->Store(ops->layer, Floats(dst->src[0]), Floats(dst->src[1]), Floats(dst->src[2]), thread,
-                            threads);
+  ops->owner->cache_->Store(ops->layer, Floats(dst->src[0]), Floats(dst->src[1]), Floats(dst->src[2]), thread, threads);
 }
 
 // Arguments queries, the result of StoreOp.
@@ -72,8 +71,8 @@ Result<Steps::Graph> Steps::Build(int64_t tokens, Logits wanted) {
 }
 
 // The layer's output, or null after the last layer when no logits are wanted.
-ggml_tensor* Steps::Layer(ggml_context* context, ggml_cgraph* graph, int layer, ggml_tensor* x,
-                          ggml_tensor* positions, Logits wanted) {
+ggml_tensor* Steps::Layer(ggml_context* context, ggml_cgraph* graph, int layer, ggml_tensor* x, ggml_tensor* positions,
+                          Logits wanted) {
   const ModelInfo& info = parts_.spec->info;
   const LayerWeights& weights = parts_.weights->layer(layer);
   ggml_tensor* factors = parts_.weights->rope_factors();

@@ -39,8 +39,8 @@ std::vector<ggml_backend_buffer_type_t> ExtraBufferTypes() {
 // Whether products with `source` can run from this buffer type. ggml answers for an operation whose
 // operand already lives in such a buffer, so a dummy is made of both.
 bool CanMultiplyFrom(ggml_backend_buffer_type_t type, const GgufTensor& source) {
-  constexpr size_t kHeaders = 4;   // weight, activations, product, one to spare
-  constexpr int64_t kRows = 512;   // many rows: what libllama asks with
+  constexpr size_t kHeaders = 4;  // weight, activations, product, one to spare
+  constexpr int64_t kRows = 512;  // many rows: what libllama asks with
   const ggml_context_ptr context = MakeHeaders(kHeaders);
   if (context == nullptr) return false;
   ggml_tensor* weight = MakeTensor(context.get(), source, source.name);

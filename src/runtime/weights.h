@@ -33,11 +33,11 @@ class Weights {
   // kOutOfMemory when a buffer cannot be had; `spec` must have been read from `file`.
   static Result<std::unique_ptr<Weights>> Load(const GgufFile& file, const ModelSpec& spec);
 
-  ggml_tensor* embedding() const noexcept { return embedding_; }          // [hidden, vocab], for row look-up
+  ggml_tensor* embedding() const noexcept { return embedding_; }  // [hidden, vocab], for row look-up
   ggml_tensor* output_norm() const noexcept { return output_norm_; }
-  ggml_tensor* output() const noexcept { return output_; }                // [hidden, vocab], for products
-  ggml_tensor* output_bias() const noexcept { return output_bias_; }      // or null
-  ggml_tensor* rope_factors() const noexcept { return rope_factors_; }    // or null
+  ggml_tensor* output() const noexcept { return output_; }              // [hidden, vocab], for products
+  ggml_tensor* output_bias() const noexcept { return output_bias_; }    // or null
+  ggml_tensor* rope_factors() const noexcept { return rope_factors_; }  // or null
   const LayerWeights& layer(int index) const noexcept { return layers_[static_cast<size_t>(index)]; }
 
   // Bytes used in place and bytes of converted copies, by the name of ggml's buffer type.

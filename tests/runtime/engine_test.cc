@@ -178,11 +178,14 @@ TEST_F(EngineTest, ProgressAndCancellation) {
   KvCache* caches[] = {cache.get()};
   int64_t calls = 0, total = 0;
   Engine::PrefillTiming timing;
-  ASSERT_TRUE(engine->Prefill(tokens_, caches, nullptr, &timing, [&](int64_t done, int64_t of) {
-    EXPECT_EQ(done, ++calls);
-    total = of;
-    return true;
-  }).ok());
+  ASSERT_TRUE(engine
+                  ->Prefill(tokens_, caches, nullptr, &timing,
+                            [&](int64_t done, int64_t of) {
+                              EXPECT_EQ(done, ++calls);
+                              total = of;
+                              return true;
+                            })
+                  .ok());
   EXPECT_EQ(calls, total);
   EXPECT_EQ(total, 2 * 3);  // layers x chunks
   EXPECT_GT(timing.prefill_s, 0.0);

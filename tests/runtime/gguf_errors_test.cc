@@ -159,7 +159,9 @@ TEST_F(GgufErrors, ShapesThatDoNotFit) {
 TEST_F(GgufErrors, TensorsMissingUnknownOrOfAnotherType) {
   ExpectError(ErrorOf(WithTensors([](std::vector<TinyTensor>* t) { t->pop_back(); })), StatusCode::kDataLoss,
               "has no tensor 'blk.1.ffn_down.weight'");
-  ExpectError(ErrorOf(WithTensors([](std::vector<TinyTensor>* t) { t->push_back({"blk.0.attn_q_norm.weight", 16}); })),
+  ExpectError(ErrorOf(WithTensors([](std::vector<TinyTensor>* t) {
+                t->push_back({"blk.0.attn_q_norm.weight", 16});
+              })),
               StatusCode::kUnsupported, "'blk.0.attn_q_norm.weight' is not part of architecture llama");
   ExpectError(ErrorOf(WithTensors([](std::vector<TinyTensor>* t) {
                 for (TinyTensor& tensor : *t) {
@@ -167,7 +169,9 @@ TEST_F(GgufErrors, TensorsMissingUnknownOrOfAnotherType) {
                 }
               })),
               StatusCode::kUnsupported, "'blk.0.attn_norm.weight' has type F16");
-  ExpectError(ErrorOf(WithTensors([](std::vector<TinyTensor>* t) { t->push_back({"rope_freqs.weight", 5}); })),
+  ExpectError(ErrorOf(WithTensors([](std::vector<TinyTensor>* t) {
+                t->push_back({"rope_freqs.weight", 5});
+              })),
               StatusCode::kDataLoss, "'rope_freqs.weight' must hold 8 f32 values");
   TinySpec negative;
   negative.freq_factors = {1, 1, 1, -2, 1, 1, 1, 1};

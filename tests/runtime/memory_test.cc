@@ -60,10 +60,11 @@ TEST(PrefillMemory, PeakIsWhatIsDeclared) {
   const int64_t held = bill.resident_bytes() + bill.reserved_bytes + bill.workspace_bytes;
   const int64_t declared = use.total() + held;
   constexpr double kMiB = 1024.0 * 1024.0;
-  std::printf("loaded %.1f MiB, peak %.1f above; declared %.1f = hidden %.1f + layer %.1f + workspace %.1f + cache %.1f; "
-              "dense cache %.1f\n",
-              loaded / kMiB, grown / kMiB, declared / kMiB, use.hidden_bytes / kMiB, use.layer_dense_bytes / kMiB,
-              use.workspace_bytes / kMiB, held / kMiB, bill.dense_bytes / kMiB);
+  std::printf(
+      "loaded %.1f MiB, peak %.1f above; declared %.1f = hidden %.1f + layer %.1f + workspace %.1f + cache %.1f; "
+      "dense cache %.1f\n",
+      loaded / kMiB, grown / kMiB, declared / kMiB, use.hidden_bytes / kMiB, use.layer_dense_bytes / kMiB,
+      use.workspace_bytes / kMiB, held / kMiB, bill.dense_bytes / kMiB);
   EXPECT_EQ(bill.layers_compressed, bill.layers_total);
   EXPECT_LE(bill.resident_bytes() * 4, bill.dense_bytes);
   EXPECT_LE(grown, declared + declared / 10);

@@ -17,7 +17,8 @@ namespace {
 constexpr const char* kText = "/usr/share/common-licenses/GPL-3";
 
 std::filesystem::path ModelDirectory() {
-  if (const char* cache = std::getenv("ANCHORKV_CACHE"); cache != nullptr) return std::filesystem::path(cache) / "models";
+  if (const char* cache = std::getenv("ANCHORKV_CACHE"); cache != nullptr)
+    return std::filesystem::path(cache) / "models";
   const char* home = std::getenv("HOME");
   return std::filesystem::path(home != nullptr ? home : ".") / ".cache" / "anchorkv" / "models";
 }

@@ -32,9 +32,9 @@ std::vector<float> OracleLogits(const std::string& path, const std::vector<int32
 
 // How far logits are from a reference over `rows` rows of `vocab`.
 struct Distance {
-  double mean_kl = 0.0;       // KL(reference || ours), nats
+  double mean_kl = 0.0;  // KL(reference || ours), nats
   double max_difference = 0.0;
-  int same_top = 0;           // rows whose largest logit is the same
+  int same_top = 0;  // rows whose largest logit is the same
 };
 Distance Compare(const std::vector<float>& reference, const std::vector<float>& ours, int vocab);
 

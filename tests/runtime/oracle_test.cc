@@ -1,11 +1,12 @@
 // Our uncompressed path against libllama on real models, teacher-forced over real text.
+#include "runtime/oracle.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
 
 #include "runtime/engine_runs.h"
-#include "runtime/oracle.h"
 
 namespace anchorkv::test {
 namespace {
@@ -23,7 +24,8 @@ class Oracle : public ::testing::Test {
   void SetUp() override {
     SilenceLlama();
     path_ = ModelPath(ANCHORKV_ORACLE_MODEL);
-    if (path_.empty()) GTEST_SKIP() << ANCHORKV_ORACLE_MODEL << " is not in the model directory (tools/get-model fetches it)";
+    if (path_.empty())
+      GTEST_SKIP() << ANCHORKV_ORACLE_MODEL << " is not in the model directory (tools/get-model fetches it)";
     tokens_ = TextTokens(path_, kTokens);
     if (tokens_.size() < kTokens) GTEST_SKIP() << "the text is missing on this machine";
   }

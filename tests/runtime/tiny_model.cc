@@ -70,7 +70,8 @@ void SetMetadata(const TinySpec& spec, gguf_context* file) {
   integer("rope.dimension_count", spec.head_dim);
   number("attention.layer_norm_rms_epsilon", 1e-5f);
   number("rope.freq_base", spec.freq_base);
-  if (!spec.rope_scaling.empty()) gguf_set_val_str(file, (arch + "rope.scaling.type").c_str(), spec.rope_scaling.c_str());
+  if (!spec.rope_scaling.empty())
+    gguf_set_val_str(file, (arch + "rope.scaling.type").c_str(), spec.rope_scaling.c_str());
   if (spec.rope_factor > 0) number("rope.scaling.factor", spec.rope_factor);
   if (spec.rope_attn_factor > 0) number("rope.scaling.attn_factor", spec.rope_attn_factor);
   if (spec.original_context > 0) integer("rope.scaling.original_context_length", spec.original_context);
@@ -102,8 +103,8 @@ std::string PartName(const std::string& stem, int part, int parts) {
 
 ScratchDirectory::ScratchDirectory() {
   static std::atomic<int> count{0};
-  path_ = std::filesystem::temp_directory_path() /
-          ("anchorkv-" + std::to_string(getpid()) + "-" + std::to_string(count++));
+  path_ =
+      std::filesystem::temp_directory_path() / ("anchorkv-" + std::to_string(getpid()) + "-" + std::to_string(count++));
   std::filesystem::create_directories(path_);
 }
 

@@ -33,16 +33,16 @@ struct TinySpec {
   int context = 4096;
   ggml_type type = GGML_TYPE_F32;  // of matrices
   bool qkv_bias = false;
-  bool other_bias = false;         // attention output and feed-forward
-  bool own_output = false;         // output.weight beside the embedding
-  std::string rope_scaling;        // rope.scaling.type, "" = no key
-  float rope_factor = 0.0f;        // 0 = no key
+  bool other_bias = false;   // attention output and feed-forward
+  bool own_output = false;   // output.weight beside the embedding
+  std::string rope_scaling;  // rope.scaling.type, "" = no key
+  float rope_factor = 0.0f;  // 0 = no key
   float rope_attn_factor = 0.0f;
   int original_context = 0;
   std::vector<float> freq_factors;
   float freq_base = 10000.0f;
   uint64_t seed = 1;
-  int parts = 1;                   // > 1: split as -00001-of-0000N.gguf
+  int parts = 1;  // > 1: split as -00001-of-0000N.gguf
   // Last changes before the file is written.
   std::function<void(gguf_context*)> edit_metadata;
   std::function<void(std::vector<TinyTensor>*)> edit_tensors;

@@ -26,8 +26,14 @@ std::vector<Variant> Variants() {
   add("llama_biases", [](TinySpec* s) { s->qkv_bias = s->other_bias = true; });
   add("llama_wide_heads", [](TinySpec* s) { s->head_dim = 24; });
   add("llama_no_grouping", [](TinySpec* s) { s->kv_heads = 4; });
-  add("qwen2", [](TinySpec* s) { s->architecture = "qwen2"; s->qkv_bias = true; });
-  add("qwen2_no_bias", [](TinySpec* s) { s->architecture = "qwen2"; s->own_output = true; });
+  add("qwen2", [](TinySpec* s) {
+    s->architecture = "qwen2";
+    s->qkv_bias = true;
+  });
+  add("qwen2_no_bias", [](TinySpec* s) {
+    s->architecture = "qwen2";
+    s->own_output = true;
+  });
   for (const char* architecture : {"llama", "qwen2"}) {
     const bool llama = std::string(architecture) == "llama";
     add(llama ? "llama_linear" : "qwen2_linear", [&](TinySpec* s) {
