@@ -328,15 +328,15 @@ bool KvCache::WouldCompress(int64_t prompt_tokens) const noexcept {
 }
 
 Status KvCache::AddPromptLayer(const LayerInput& input) {
-  const Status status = GuardAllocation("a prompt's layer", [&] { return impl_->AddCompressed(input); });
+  Status status = GuardAllocation("a prompt's layer", [&] { return impl_->AddCompressed(input); });
   if (!status.ok()) impl_->DropPrompt();
   return status;
 }
 
 Status KvCache::AddPromptLayerDense(int layer, HeadsView<const float> keys_after_rope, HeadsView<const float> values,
                                     HeadsView<const float> window_queries) {
-  const Status status = GuardAllocation(
-      "a prompt's layer", [&] { return impl_->AddDense(layer, keys_after_rope, values, window_queries); });
+  Status status = GuardAllocation("a prompt's layer",
+                                  [&] { return impl_->AddDense(layer, keys_after_rope, values, window_queries); });
   if (!status.ok()) impl_->DropPrompt();
   return status;
 }

@@ -31,7 +31,8 @@ struct Budget {
   double residual_share(Side side, const LayerShape& shape) const noexcept;
 };
 
-// kInfeasible names the smallest feasible ratio... i.e. the largest ratio this shape and length can reach.
+// kInfeasible when theta buys less than the layout needs without residuals; the message names what was asked
+// for and the largest ratio that this shape and length can reach.
 Result<Budget> PlanBudget(const LayerShape& shape, const CodecOptions& options);
 
 // The largest ratio (1 / theta) that PlanBudget accepts for this shape: residuals all gone.
