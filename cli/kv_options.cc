@@ -93,7 +93,9 @@ Result<CodecOptions> ResolveCodec(const MethodOptions& options, Profile profile,
   if (options.no_hadamard) codec.hadamard = false;
   if (options.no_pre_rope) codec.pre_rope = false;
   if (options.per_head) codec.pool_heads = false;
-  AKV_RETURN_IF_ERROR(Validate(codec));
+  if (const Status valid = Validate(codec); !valid.ok()) {
+    return InvalidArgument("method options (--kv-...): " + valid.message());
+  }
   return codec;
 }
 
