@@ -86,13 +86,16 @@ template <int kWidth, int kShift>
 HWY_INLINE Index PlaneFields(const uint8_t* plane, int head_dim, int c) {
   const int bytes = head_dim * kWidth / 8;
   if (kWidth == 1 && bytes * 2 == kLanes) {  // two fields in one vector
-    HWY_ALIGN uint8_t twice[kLanes];
-    std::memcpy(twice, plane, kLanes / 2);
-    std::memcpy(twice + kLanes / 2, plane, kLanes / 2);
+    using Half = std::conditional_t<kLanes == 16, uint64_t, std::conditional_t<kLanes == 8, uint32_t, uint16_t>>;
+    Half fields;
+    std::memcpy(&fields, plane, sizeof(fields));
+    const hn::Rebind<uint8_t, IndexTag> bytes_tag;
+    const Index twice = hn::PromoteTo(
+        IndexTag(), hn::BitCast(bytes_tag, hn::Set(hn::Repartition<Half, decltype(bytes_tag)>(), fields)));
     const IndexTag du;
     const Index second = hn::ShiftRight<std::countr_zero(kLanes / 2u)>(hn::Iota(du, 0));  // 0 or 1
     const Index shift = hn::Add(hn::Set(du, static_cast<uint32_t>(c / bytes)), second);
-    return hn::Shr(hn::ShiftLeft<kShift>(LoadBytes(twice)), shift);
+    return hn::Shr(hn::ShiftLeft<kShift>(twice), shift);
   }
   const Index lanes = hn::ShiftLeft<kShift>(LoadBytes(plane + c % bytes));
   return hn::Shr(lanes, hn::Set(IndexTag(), static_cast<uint32_t>(c / bytes * kWidth)));
