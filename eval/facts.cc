@@ -6,10 +6,10 @@
 //
 // The questions of DIR/x.txt are in DIR/x.json.
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
-
 #include <cstdio>
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -24,22 +24,69 @@ int Fail(const std::string& message) {
   return 1;
 }
 
-// "blend:8": a profile and a ratio; "full": the exact cache.
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+// All of `text` as a number.
+bool ParseNumber(const std::string& text, double* value) {
+  char rest = 0;
+  return std::sscanf(text.c_str(), "%lf%c", value, &rest) == 1;
+}
+
+Status ApplyOption(const std::string& option, CodecOptions* codec) {
+  const size_t equals = option.find('=');
+  const std::string name = option.substr(0, equals);
+  const std::string value = equals == std::string::npos ? "" : option.substr(equals + 1);
+  if (name == "rank") {
+    AKV_ASSIGN_OR_RETURN(codec->ranking, ParseRanking(value));
+    return Status();
+  }
+  if (name == "surplus") {
+    AKV_ASSIGN_OR_RETURN(codec->surplus, ParseSurplus(value));
+    return Status();
+  }
+  double number = 0;
+  if (!ParseNumber(value, &number)) return InvalidArgument("option '" + option + "' is not NAME=NUMBER");
+  if (name == "phi") {
+    codec->prior_phi = number;
+  } else if (name == "rho") {
+    codec->rho = number;
+  } else if (name == "anchors") {
+    codec->anchors = static_cast<int64_t>(number);
+  } else if (name == "sinks") {
+    codec->sinks = static_cast<int>(number);
+  } else if (name == "window") {
+    codec->window = static_cast<int>(number);
+  } else if (name == "bits") {
+    codec->residual_bits = static_cast<int>(number);
+  } else {
+    return InvalidArgument("option '" + name +
+                           "' is unknown; known: rank, surplus, phi, rho, anchors, sinks, window, bits");
+  }
+  return Status();
+}
+
+// "full": the exact cache. "blend:8": a profile and a ratio. "blend:8:phi=4:sinks=4": with other options.
 Result<EvalConfig> ParseConfig(const Engine& engine, const std::string& text) {
   EvalConfig config{text, engine.cache_config()};
   if (text == "full") {
     config.cache.compress = false;
     return config;
   }
-  const size_t colon = text.find(':');
+  const std::vector<std::string> parts = Split(text, ':');
   double ratio = 0;
-  char rest = 0;
-  if (colon == std::string::npos || std::sscanf(text.c_str() + colon + 1, "%lf%c", &ratio, &rest) != 1 || !(ratio >= 1)) {
-    return InvalidArgument("configuration '" + text + "' is neither 'full' nor PROFILE:RATIO with a ratio of at least 1");
+  if (parts.size() < 2 || !ParseNumber(parts[1], &ratio) || !(ratio >= 1)) {
+    return InvalidArgument("configuration '" + text +
+                           "' is neither 'full' nor PROFILE:RATIO with a ratio of at least 1");
   }
-  AKV_ASSIGN_OR_RETURN(const Profile profile, ParseProfile(text.substr(0, colon)));
+  AKV_ASSIGN_OR_RETURN(const Profile profile, ParseProfile(parts[0]));
   config.cache.codec = CodecOptions::ForProfile(profile);
   config.cache.codec.theta = 1 / ratio;
+  for (size_t i = 2; i < parts.size(); ++i) AKV_RETURN_IF_ERROR(ApplyOption(parts[i], &config.cache.codec));
   AKV_RETURN_IF_ERROR(Validate(config.cache.codec));
   return config;
 }
@@ -108,14 +155,15 @@ Status RunDocuments(Engine& engine, const Tokenizer& tokenizer, const std::vecto
     const std::string stem = path.substr(0, path.rfind('.'));
     AKV_ASSIGN_OR_RETURN(const std::vector<EvalQuestion> questions, ReadQuestions(stem + ".json"));
     AKV_ASSIGN_OR_RETURN(const PairedResult result, RunPaired(engine, tokenizer, text, questions, configs, options));
-    for (size_t i = 0; i < configs.size(); ++i) Report(path, questions, configs[i], result, result.configs[i], &totals[i]);
+    for (size_t i = 0; i < configs.size(); ++i)
+      Report(path, questions, configs[i], result, result.configs[i], &totals[i]);
     std::fprintf(stderr, "%s: %lld tokens, prefill %.1f s, compression %.1f s\n", path.c_str(),
                  static_cast<long long>(result.document_tokens), result.timing.prefill_s, result.timing.compress_s);
   }
-  std::fprintf(stderr, "%-12s %7s %9s %9s %8s %7s\n", "config", "ratio", "right", "kept", "KL", "top-1");
+  std::fprintf(stderr, "%-28s %7s %9s %9s %8s %7s\n", "config", "ratio", "right", "kept", "KL", "top-1");
   for (size_t i = 0; i < configs.size(); ++i) {
     const Totals& t = totals[i];
-    std::fprintf(stderr, "%-12s %7.2f %5d/%-3d %5d/%-3d %8.4f %7.3f\n", configs[i].name.c_str(), t.ratio / t.documents,
+    std::fprintf(stderr, "%-28s %7.2f %5d/%-3d %5d/%-3d %8.4f %7.3f\n", configs[i].name.c_str(), t.ratio / t.documents,
                  t.right, t.questions, t.kept, t.baseline_right, t.kl / t.questions, t.top1 / t.questions);
   }
   return Status();
@@ -128,7 +176,7 @@ int Main(int argc, char** argv) {
   int threads = 0;
   PairedOptions options;
   app.add_option("-m,--model", model, "GGUF file")->required();
-  app.add_option("--configs", config_names, "full or PROFILE:RATIO")->delimiter(',')->required();
+  app.add_option("--configs", config_names, "full or PROFILE:RATIO[:OPTION=VALUE]...")->delimiter(',')->required();
   app.add_option("--protocol", protocol, "agnostic or aware")->check(CLI::IsMember({"agnostic", "aware"}));
   app.add_option("-n,--predict", options.max_new_tokens, "tokens of an answer")->check(CLI::Range(1, 4096));
   app.add_option("-t,--threads", threads, "0: all cores")->check(CLI::Range(0, 1024));

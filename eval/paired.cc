@@ -85,8 +85,7 @@ class PairedRun {
 
   Result<PairedResult> Run(const std::string& document, std::span<const EvalQuestion> questions) {
     AKV_ASSIGN_OR_RETURN(const cli::ChatFrame frame, cli::MakeChatFrame(tokenizer_, "", options_.chat_template));
-    AKV_ASSIGN_OR_RETURN(const std::vector<int32_t> document_tokens,
-                         cli::EncodeDocument(tokenizer_, frame, document));
+    AKV_ASSIGN_OR_RETURN(const std::vector<int32_t> document_tokens, cli::EncodeDocument(tokenizer_, frame, document));
     result_.document_tokens = static_cast<int64_t>(document_tokens.size());
     if (options_.protocol == Protocol::kAgnostic) AKV_RETURN_IF_ERROR(Prefill(document_tokens));
     for (const EvalQuestion& question : questions) {
@@ -129,8 +128,8 @@ class PairedRun {
       const int64_t start = cache->tokens();
       std::vector<float> logits;
       AKV_RETURN_IF_ERROR(engine_.Append(cache, tokens, &logits));
-      AKV_ASSIGN_OR_RETURN(QuestionScore score, ScoreQuestion(engine_, cache, tokenizer_, logits, expected, options_,
-                                                              i == 0, &baseline));
+      AKV_ASSIGN_OR_RETURN(QuestionScore score,
+                           ScoreQuestion(engine_, cache, tokenizer_, logits, expected, options_, i == 0, &baseline));
       result_.configs[i].questions.push_back(std::move(score));
       AKV_RETURN_IF_ERROR(cache->Truncate(start));
     }

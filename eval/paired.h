@@ -29,15 +29,15 @@ struct EvalConfig {
 enum class Protocol { kAgnostic, kAware };
 
 struct QuestionScore {
-  std::string text;   // this cache's own greedy answer
-  bool right = false; // contains the expected answer
+  std::string text;    // this cache's own greedy answer
+  bool right = false;  // contains the expected answer
   // Against the first configuration's logits, teacher-forced along its answer (at most `kl_tokens` tokens):
-  double kl = 0;      // mean KL in nats
-  double top1 = 0;    // share of positions with the same most likely token
+  double kl = 0;    // mean KL in nats
+  double top1 = 0;  // share of positions with the same most likely token
 };
 
 struct ConfigScore {
-  ByteBill bill;      // after the (last) prefill
+  ByteBill bill;  // after the (last) prefill
   std::vector<QuestionScore> questions;
 };
 

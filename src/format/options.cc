@@ -10,11 +10,9 @@
 namespace anchorkv {
 namespace {
 
-// k of the profiles, docs/algorithm.md 1: one anchor per kSparseStride tokens; `blend` keeps twice as
-// many below kShortPrompt tokens and always kExtraAnchors besides the window.
-constexpr int64_t kSparseStride = 128;
-constexpr int64_t kDenseStride = 64;
-constexpr int64_t kShortPrompt = 16384;
+// k of the profiles, docs/algorithm.md 1: one anchor per kTokensPerAnchor tokens; `blend` always has
+// kExtraAnchors besides the window.
+constexpr int64_t kTokensPerAnchor = 128;
 constexpr int64_t kExtraAnchors = 32;
 constexpr double kMaxTheta = 2.0;
 constexpr int kMaxResidualBits = 4;
@@ -95,9 +93,9 @@ CodecOptions CodecOptions::ForProfile(Profile profile) {
 int64_t AnchorCount(const CodecOptions& options, int64_t tokens) {
   const int64_t pinned = int64_t{options.window} + options.sinks;
   int64_t count = options.anchors;
-  if (count == 0 && options.profile == Profile::kPaper) count = tokens / kSparseStride;
+  if (count == 0 && options.profile == Profile::kPaper) count = tokens / kTokensPerAnchor;
   if (count == 0 && options.profile == Profile::kBlend) {
-    count = std::max(pinned + kExtraAnchors, tokens / (tokens < kShortPrompt ? kDenseStride : kSparseStride));
+    count = std::max(pinned + kExtraAnchors, tokens / kTokensPerAnchor);
   }
   return std::min({std::max(count, pinned), tokens, kMaxAnchors});
 }

@@ -155,6 +155,7 @@ TEST(Budget, ResidualsFillTheBudget) {
 TEST(Budget, SurplusBuysWiderResidualsThenAnchors) {
   const LayerShape shape{3, 64, 7500};
   CodecOptions options = Options(Profile::kBlend, 4);
+  options.anchors = 117;  // at 4x just few enough for 3 bits everywhere
   const int64_t vectors = 3 * (7500 - AnchorCount(options, 7500));
   const auto used = [&](const Budget& b) {
     return static_cast<double>(b.total_bytes) / (options.theta * static_cast<double>(shape.dense_bytes()));

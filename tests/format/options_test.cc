@@ -31,8 +31,8 @@ TEST(Options, BlendProfileHasMoreAnchorsOnShortPrompts) {
   EXPECT_EQ(o.prior_phi, 8.0);
   EXPECT_EQ(o.surplus, Surplus::kBits);
   EXPECT_EQ(AnchorCount(o, 1000), 64);
-  EXPECT_EQ(AnchorCount(o, 8192), 128);
-  EXPECT_EQ(AnchorCount(o, 16383), 255);
+  EXPECT_EQ(AnchorCount(o, 8192), 64);
+  EXPECT_EQ(AnchorCount(o, 8320), 65);
   EXPECT_EQ(AnchorCount(o, 16384), 128);
   EXPECT_EQ(AnchorCount(o, 131072), 1024);
 }
