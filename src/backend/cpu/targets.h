@@ -10,7 +10,12 @@
 
 // SSSE3 has no CPU of its own that is worth a copy of the kernels; none of them uses what AVX3_DL adds to AVX3
 // (and Highway 1.0.3 fails to compile with AVX3_DL as baseline, as -march=native makes it).
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// ANCHORKV_DISABLED_TARGETS: further ones left out of a build (CMake: ANCHORKV_DISABLED_SIMD_TARGETS).
+#ifndef ANCHORKV_DISABLED_TARGETS
+#define ANCHORKV_DISABLED_TARGETS 0
+#endif
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV | (ANCHORKV_DISABLED_TARGETS))
 #include "hwy/detect_targets.h"
 
 // True while a file is compiled for a target that has kernels.
