@@ -63,13 +63,6 @@ class MakeDocument(Scratch):
         self.assertNotEqual(text, other)
         self.assertEqual(hashlib.sha256(text.encode()).hexdigest()[:16], "1f6992cfa88200d7")
 
-    def test_varied_facts_are_about_different_things(self):
-        text, questions = self.make("--tokens", 4000, "--style", "varied", "--facts", 16)
-        self.assertEqual(len({q["key"] for q in questions}), 16)
-        for q in questions:
-            self.assertEqual(text.count(f"The {q['key']} is {q['answer']}."), 1)
-            self.assertEqual(q["question"], f"What is the {q['key']}?")
-
     def test_needle_is_one_fact(self):
         text, questions = self.make("--tokens", 2000, "--needle")
         self.assertEqual(len(questions), 1)
