@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <set>
 
 #include "ggml-cpu.h"
 
@@ -228,10 +229,10 @@ Status CheckWeight(const std::string& path, const WeightSpec& weight, const Gguf
 
 Status ReadWeights(const GgufFile& file, ModelSpec* spec) {
   ModelInfo& info = spec->info;
-  std::map<std::string, bool> known_names;
+  std::set<std::string> known_names;
   std::map<ggml_type, int64_t> elements;
   for (WeightSpec& weight : KnownWeights(*spec)) {
-    known_names[weight.name] = true;
+    known_names.insert(weight.name);
     const GgufTensor* tensor = file.Find(weight.name);
     if (tensor == nullptr) {
       if (weight.required) return DataLoss(info.path + " has no tensor '" + weight.name + "'");

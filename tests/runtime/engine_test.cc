@@ -2,7 +2,9 @@
 // caches share a prefill; wrong arguments are refused.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "metrics/logits.h"
 #include "runtime/engine_runs.h"
@@ -170,6 +172,17 @@ TEST_F(EngineTest, WorkingMemoryIsFreedAndDeclared) {
   const ByteBill bill = cache->bill();
   EXPECT_LE(GetAllocationStats().current_bytes - before,
             bill.resident_bytes() + bill.reserved_bytes + bill.workspace_bytes);
+}
+
+// ggml's graphs and our own parallel loops share one pool of threads.
+TEST_F(EngineTest, OnePoolOfThreads) {
+  const auto engine = Load({.threads = 2, .chunk = 32});
+  PrefilledLogits(engine.get(), tokens_, 70, Compressing(*engine, 1.0));
+  std::ifstream status("/proc/self/status");
+  if (!status) GTEST_SKIP() << "no /proc on this system";
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("Threads:", 0) == 0) EXPECT_LE(std::stoi(line.substr(8)), 2);
+  }
 }
 
 TEST_F(EngineTest, ProgressAndCancellation) {
