@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <memory>
 
-#include "cli/chat_frame.h"
 #include "cli/command.h"
 #include "cli/document.h"
 #include "cli/kv_options.h"
 #include "cli/report.h"
 #include "codec/codec.h"
+#include "runtime/chat_frame.h"
 #include "runtime/engine.h"
 #include "runtime/text.h"
 

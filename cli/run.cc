@@ -11,7 +11,6 @@
 #include <random>
 
 #include "base/aligned_buffer.h"
-#include "cli/chat_frame.h"
 #include "cli/command.h"
 #include "cli/document.h"
 #include "cli/generate.h"
@@ -19,6 +18,7 @@
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/run_options.h"
+#include "runtime/chat_frame.h"
 #include "runtime/engine.h"
 
 namespace anchorkv::cli {

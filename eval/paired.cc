@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "cli/chat_frame.h"
 #include "metrics/logits.h"
+#include "runtime/chat_frame.h"
 
 namespace anchorkv {
 namespace {
@@ -84,13 +84,12 @@ class PairedRun {
   }
 
   Result<PairedResult> Run(const std::string& document, std::span<const EvalQuestion> questions) {
-    AKV_ASSIGN_OR_RETURN(const cli::ChatFrame frame, cli::MakeChatFrame(tokenizer_, "", options_.chat_template));
-    AKV_ASSIGN_OR_RETURN(const std::vector<int32_t> document_tokens, cli::EncodeDocument(tokenizer_, frame, document));
+    AKV_ASSIGN_OR_RETURN(const ChatFrame frame, MakeChatFrame(tokenizer_, "", options_.chat_template));
+    AKV_ASSIGN_OR_RETURN(const std::vector<int32_t> document_tokens, EncodeDocument(tokenizer_, frame, document));
     result_.document_tokens = static_cast<int64_t>(document_tokens.size());
     if (options_.protocol == Protocol::kAgnostic) AKV_RETURN_IF_ERROR(Prefill(document_tokens));
     for (const EvalQuestion& question : questions) {
-      AKV_ASSIGN_OR_RETURN(const cli::TurnTokens turn,
-                           cli::EncodeDocumentQuestion(tokenizer_, frame, question.question));
+      AKV_ASSIGN_OR_RETURN(const TurnTokens turn, EncodeDocumentQuestion(tokenizer_, frame, question.question));
       std::span<const int32_t> rest = turn.tokens;
       if (options_.protocol == Protocol::kAware) {
         std::vector<int32_t> prompt = document_tokens;

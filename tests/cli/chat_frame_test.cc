@@ -1,4 +1,4 @@
-#include "cli/chat_frame.h"
+#include "runtime/chat_frame.h"
 
 #include <gtest/gtest.h>
 

@@ -15,7 +15,7 @@
 #include "anchorkv/status.h"
 #include "runtime/text.h"
 
-namespace anchorkv::cli {
+namespace anchorkv {
 
 struct ChatFrame {
   std::string before;   // from the start to the user's text; includes the system message
@@ -62,4 +62,4 @@ Result<TurnTokens> EncodeFirstQuestion(const Tokenizer& tokenizer, const ChatFra
 // A question after an answer. Starts with the end of the answer's turn.
 Result<TurnTokens> EncodeNextQuestion(const Tokenizer& tokenizer, const ChatFrame& frame, const std::string& question);
 
-}  // namespace anchorkv::cli
+}  // namespace anchorkv

@@ -1,8 +1,8 @@
-#include "cli/chat_frame.h"
+#include "runtime/chat_frame.h"
 
 #include <algorithm>
 
-namespace anchorkv::cli {
+namespace anchorkv {
 namespace {
 
 // Placeholders that no template trims, splits or changes.
@@ -104,4 +104,4 @@ Result<TurnTokens> EncodeNextQuestion(const Tokenizer& tokenizer, const ChatFram
   return EncodeTurn(tokenizer, {{frame.between, true}, {question, false}}, frame.after, false);
 }
 
-}  // namespace anchorkv::cli
+}  // namespace anchorkv
