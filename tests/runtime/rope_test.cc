@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <ostream>
 
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -21,6 +22,8 @@ struct Scaling {
   const char* name;
   RopeSpec spec;
 };
+
+void PrintTo(const Scaling& scaling, std::ostream* out) { *out << scaling.name; }
 
 std::vector<Scaling> Scalings() {
   std::vector<Scaling> list;

@@ -2,6 +2,8 @@
 // biases, tied and own output matrices, head dimensions apart from hidden / heads, weight types.
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "runtime/engine_runs.h"
 #include "runtime/oracle.h"
 #include "runtime/tiny_model.h"
@@ -13,6 +15,8 @@ struct Variant {
   const char* name;
   TinySpec spec;
 };
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
 
 std::vector<Variant> Variants() {
   std::vector<Variant> variants;
