@@ -69,7 +69,10 @@ TEST_F(Oracle, QuantisedWeightsStayWithinLibllamasOwnSpread) {
   Print("libllama, flash attention on / off", flash, tokens_.size());
   Print("libllama, f16 / f32 cache", half, tokens_.size());
   Print("ours against plain", ours, tokens_.size());
-  EXPECT_LE(ours.mean_kl, std::max(flash.mean_kl, half.mean_kl));
+  // All three are the same rounding noise, drawn anew by every processor's kernels: measured .0047 here against
+  // .0051 and .0050. The factor keeps chance out of it; a wrong operator is off by orders of magnitude.
+  constexpr double kChance = 1.25;
+  EXPECT_LE(ours.mean_kl, kChance * std::max(flash.mean_kl, half.mean_kl));
 }
 
 // With every token of the prompt an anchor the compressed path is exact up to the anchors' 11 bits.
