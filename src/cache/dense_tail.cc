@@ -14,7 +14,8 @@ constexpr int64_t kRowBlock = 64;    // capacities are multiples of this
 constexpr int64_t kMaxGrowth = 512;  // rows added at most beyond what is asked for
 
 // FloatToHalf without branches, so that the loop over a row becomes vector code. A value below 2^-14 is
-// rounded by adding 1/2: the sum's last place is then worth 2^-24, one unit of a subnormal half.
+// rounded by adding 1/2: the sum's last place is then worth 2^-24, one unit of a subnormal half. Numbers too
+// large for a half become the largest one: an infinite key would make its rows of attention meaningless.
 uint16_t RoundToHalf(float x) noexcept {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t sign = (bits >> 16) & 0x8000u;
@@ -22,7 +23,8 @@ uint16_t RoundToHalf(float x) noexcept {
   const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
   const uint32_t tiny = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   uint32_t half = magnitude < 0x38800000u ? tiny : normal;
-  half = magnitude >= 0x477ff000u ? 0x7c00u : half;
+  half = magnitude >= 0x477ff000u ? 0x7bffu : half;
+  half = magnitude >= 0x7f800000u ? 0x7c00u : half;
   half = magnitude > 0x7f800000u ? 0x7e00u : half;
   return static_cast<uint16_t>(sign | half);
 }

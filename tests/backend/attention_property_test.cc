@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "backend/backends.h"
 #include "backend/cases.h"
+#include "base/half.h"
 #include "support/compare.h"
 #include "support/random.h"
 
@@ -236,6 +238,99 @@ TEST_P(AttentionProperty, DenseAttentionIsCausal) {
         const std::span<const float> got(output.data() + (token * 3 + head) * 64, 64);
         EXPECT_LT(RelativeError(got, std::span<const float>(expected)), 1e-5) << tokens << " " << token << " " << head;
       }
+    }
+  }
+}
+
+// Few rows and many rows take different ways; each row's result is its own, on both sides of every switch.
+TEST_P(AttentionProperty, NumberOfRowsDoesNotMatter) {
+  constexpr int kMost = 20;
+  constexpr uint64_t kSeed = 9;  // the first n rows of all calls are the same
+  for (const int64_t tokens : {63, 64, 65, 127, 128, 129}) {
+    LayerSpec spec;
+    spec.tokens = tokens;
+    const Layer layer(spec);
+    PlanSpec plan_spec;
+    plan_spec.bits[kKeys][1] = plan_spec.bits[kValues][1] = 3;
+    plan_spec.share[kKeys][1] = plan_spec.share[kValues][1] = 0.25;
+    const Packed packed = PackWith(ReferenceBackend(), layer, MakePlan(layer, plan_spec));
+    const std::vector<float> keys = layer.RotatedKeys();
+    std::vector<uint16_t> half;
+    for (const float x : keys) half.push_back(FloatToHalf(x));
+    const DenseRows dense[] = {{DenseType::kF32, keys.data(), keys.data(), 64},
+                               {DenseType::kF16, half.data(), half.data(), 64}};
+
+    const auto expect_prefix = [&](const Attention& got, const Attention& oracle, const std::string& what) {
+      EXPECT_TRUE(got.GuardsIntact()) << what;
+      const std::vector<float> output = got.Output(), expected = oracle.Output();
+      EXPECT_LT(RelativeError(std::span<const float>(output), std::span<const float>(expected).first(output.size())),
+                1e-5)
+          << what;
+    };
+    const auto anchor = [&](const Backend& with, Attention* attention) {
+      with.AttendAnchor(packed.view(), layer.rope(), 1, attention->queries(), 0, tokens, attention->states(),
+                        attention->Scratch(with, packed.layout.anchors));
+    };
+    Attention oracle(64, kMost, 1, kSeed);
+    anchor(ReferenceBackend(), &oracle);
+    for (int n = 1; n <= kMost; ++n) {
+      for (const bool as_heads : {false, true}) {
+        Attention got(64, as_heads ? 1 : n, as_heads ? n : 1, kSeed);
+        anchor(backend(), &got);
+        expect_prefix(got, oracle, "compressed, " + std::to_string(n) + " of " + std::to_string(tokens));
+      }
+    }
+    for (const DenseRows& rows : dense) {
+      const auto attend = [&](const Backend& with, Attention* attention) {
+        with.AttendDense(rows, 64, attention->queries(), 0, tokens, tokens - 10, attention->states(),
+                         attention->Scratch(with, 0));
+      };
+      attend(ReferenceBackend(), &oracle);
+      for (int n = 1; n <= kMost; ++n) {
+        Attention got(64, n, 1, kSeed);
+        attend(backend(), &got);
+        expect_prefix(got, oracle, "dense, " + std::to_string(n) + " of " + std::to_string(tokens));
+      }
+    }
+  }
+}
+
+// Every logit about -5e4: the softmax does not mind, and no start value of a maximum may be above them.
+TEST_P(AttentionProperty, LogitsAllFarBelowZero) {
+  LayerSpec spec;
+  spec.tokens = 130;
+  spec.data = test::Data::kEqualHugeLogits;
+  Layer layer(spec);
+  const Packed packed = PackWith(backend(), layer, MakePlan(layer, PlanSpec{}));
+  std::vector<float> keys(2 * 130 * 64), values(keys.size());
+  ASSERT_TRUE(ReferenceBackend()
+                  .Dequantize(packed.view(), layer.rope(), HeadMajor(keys.data(), 2, 130, 64),
+                              HeadMajor(values.data(), 2, 130, 64))
+                  .ok());
+  const float* key = layer.input().keys.row(0, 0);
+  double norm = 0.0;
+  for (int d = 0; d < 64; ++d) norm += double{key[d]} * key[d];
+  for (const int n : {1, 2, 9, 20}) {
+    std::vector<float> rows;
+    for (int i = 0; i < n; ++i) {
+      for (int d = 0; d < 64; ++d) rows.push_back(static_cast<float>(-5e4 * 8.0 / norm * key[d]));
+    }
+    const QueryRows queries{rows.data(), 64, 64, n, 1};
+    for (const bool compressed : {true, false}) {
+      Attention got(64, n, 1, 1), oracle(64, n, 1, 1);
+      const auto attend = [&](const Backend& with, Attention* attention) {
+        if (compressed) {
+          with.AttendAnchor(packed.view(), layer.rope(), 0, queries, 0, 130, attention->states(),
+                            attention->Scratch(with, packed.layout.anchors));
+        } else {
+          with.AttendDense({DenseType::kF32, layer.input().keys.row(0, 0), layer.input().values.row(0, 0), 64}, 64,
+                           queries, 0, 130, 130, attention->states(), attention->Scratch(with, 0));
+        }
+      };
+      attend(backend(), &got);
+      attend(ReferenceBackend(), &oracle);
+      for (const double lse : got.LogSumExp()) EXPECT_NEAR(lse, -5e4, 100.0) << compressed << " " << n;
+      EXPECT_LT(RelativeError(got.Output(), oracle.Output()), 5e-2) << compressed << " " << n;
     }
   }
 }

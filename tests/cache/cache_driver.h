@@ -6,6 +6,7 @@
 
 #include <barrier>
 #include <cmath>
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -65,6 +66,8 @@ class CacheDriver {
     const int h = config_.kv_heads, d = config_.head_dim, w = config_.codec.window;
     std::vector<float> keys = Normal(h * tokens * d), values = Normal(h * tokens * d);
     const std::vector<float> queries = Normal(int64_t{config_.q_heads} * w * d);
+    if (edit_keys) edit_keys(&keys);
+    if (edit_values) edit_values(&values);
     std::vector<float> rotated = keys;
     for (int64_t i = 0; i < h * tokens; ++i) rope_->Rotate(begin + i % tokens, rotated.data() + i * d);
     Remember(layer, begin, HeadMajor<const float>(rotated.data(), h, tokens, d),
@@ -92,8 +95,10 @@ class CacheDriver {
     out.assign(static_cast<size_t>(config_.layers), {});
     expected.assign(static_cast<size_t>(config_.layers), {});
     for (int l = 0; l < config_.layers; ++l) {
-      const std::vector<float> keys = Normal(int64_t{tokens} * h * d), values = Normal(int64_t{tokens} * h * d);
+      std::vector<float> keys = Normal(int64_t{tokens} * h * d), values = Normal(int64_t{tokens} * h * d);
       const std::vector<float> queries = Normal(int64_t{tokens} * q * d);
+      if (edit_keys) edit_keys(&keys);
+      if (edit_values) edit_values(&values);
       Remember(l, cache_->tokens(), TokenMajor<const float>(keys.data(), h, tokens, d),
                TokenMajor<const float>(values.data(), h, tokens, d));
       auto& result = out[static_cast<size_t>(l)];
@@ -151,6 +156,8 @@ class CacheDriver {
 
   bool exact = false;  // only numbers that fp16 holds exactly
   bool check = true;   // compute `expected`
+  // Change what is fed: rows of head_dim floats, keys before RoPE in prompts and after it in steps.
+  std::function<void(std::vector<float>*)> edit_keys, edit_values;
 
   std::vector<std::vector<float>> out;
   std::vector<std::vector<double>> expected;
