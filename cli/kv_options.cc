@@ -42,6 +42,7 @@ void AddMethodOptions(CLI::App* app, MethodOptions* o) {
   add("--kv-sinks", &o->sinks, "First positions pinned as anchors", "N")->check(Integer(0, kMaxAnchors));
   add("--kv-rank", &o->rank, "utility | blend | blend-novelty | norm | attention | cosine | random", "NAME");
   add("--kv-phi", &o->phi, "Prior of the blend rankings", "X")->check(Number(0, kUnbounded));
+  add("--kv-key-share", &o->key_share, "Share of the residuals that keys get", "X")->check(Number(0, 1));
   add("--kv-surplus", &o->surplus, "What spare bytes buy: none | bits | anchors", "NAME");
   add("--kv-bits", &o->bits, "Residual bits per coordinate, 0 for no residuals", "B")->check(Integer(0, 4));
   add("--kv-scale", &o->scale, "least-squares | rms | absmax | absmax-literal", "NAME");
@@ -84,6 +85,7 @@ Result<CodecOptions> ResolveCodec(const MethodOptions& options, Profile profile,
   Override(options.pool, &codec.pool);
   Override(options.sinks, &codec.sinks);
   Override(options.phi, &codec.prior_phi);
+  Override(options.key_share, &codec.key_share);
   Override(options.bits, &codec.residual_bits);
   Override(options.seed, &codec.seed);
   AKV_RETURN_IF_ERROR(Override(options.rank, ParseRanking, "--kv-rank", &codec.ranking));

@@ -23,6 +23,7 @@ struct MethodOptions {
   std::optional<int> sinks;
   std::optional<std::string> rank;
   std::optional<double> phi;
+  std::optional<double> key_share;
   std::optional<std::string> surplus;
   std::optional<int> bits;
   std::optional<std::string> scale;

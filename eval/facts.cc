@@ -53,6 +53,8 @@ Status ApplyOption(const std::string& option, CodecOptions* codec) {
   if (!ParseNumber(value, &number)) return InvalidArgument("option '" + option + "' is not NAME=NUMBER");
   if (name == "phi") {
     codec->prior_phi = number;
+  } else if (name == "key-share") {
+    codec->key_share = number;
   } else if (name == "rho") {
     codec->rho = number;
   } else if (name == "anchors") {
@@ -65,7 +67,7 @@ Status ApplyOption(const std::string& option, CodecOptions* codec) {
     codec->residual_bits = static_cast<int>(number);
   } else {
     return InvalidArgument("option '" + name +
-                           "' is unknown; known: rank, surplus, phi, rho, anchors, sinks, window, bits");
+                           "' is unknown; known: rank, surplus, phi, key-share, rho, anchors, sinks, window, bits");
   }
   return Status();
 }

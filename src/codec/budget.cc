@@ -61,18 +61,18 @@ int64_t Largest(int64_t low, int64_t high, const Fits& fits) {
   return low;
 }
 
-// n vectors over the two sides in equal parts, the odd one to the values. A side's cap passes its
-// surplus to the other side. With equal slots per head, multiples of the number of heads.
+// n vectors over the two sides, floor(key_share n) to the keys. A side's cap passes its surplus to the
+// other side. With equal slots per head, multiples of the number of heads.
 struct Split {
   int64_t keys = 0;
   int64_t values = 0;
 };
-Split SplitSides(int64_t n, int64_t cap, int heads, bool pool_heads) {
+Split SplitSides(int64_t n, int64_t cap, int heads, const CodecOptions& options) {
   Split s;
-  s.keys = std::min(n / 2, cap);
+  s.keys = std::min(static_cast<int64_t>(options.key_share * static_cast<double>(n)), cap);
   s.values = std::min(n - s.keys, cap);
   s.keys = std::min(n - s.values, cap);
-  if (!pool_heads) {
+  if (!options.pool_heads) {
     s.keys -= s.keys % heads;
     s.values -= s.values % heads;
   }
@@ -105,7 +105,7 @@ class Planner {
     Candidate c = AllVectors(shape_, anchors, options_.residual_bits);
     const int64_t cap = Vectors(shape_, anchors);
     const auto with = [&](int64_t n) {
-      const Split s = SplitSides(n, cap, shape_.kv_heads, options_.pool_heads);
+      const Split s = SplitSides(n, cap, shape_.kv_heads, options_);
       c.slots[kKeys][0] = s.keys;
       c.slots[kValues][0] = s.values;
       return c;
@@ -120,7 +120,7 @@ class Planner {
     if (bits == kMaxBits) return c;
     const int64_t cap = Vectors(shape_, anchors);
     const auto with = [&](int64_t rich) {
-      const Split s = SplitSides(rich, cap, shape_.kv_heads, options_.pool_heads);
+      const Split s = SplitSides(rich, cap, shape_.kv_heads, options_);
       Candidate two = c;
       for (const Side side : {kKeys, kValues}) {
         const int64_t n = side == kKeys ? s.keys : s.values;

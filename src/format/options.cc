@@ -85,6 +85,7 @@ CodecOptions CodecOptions::ForProfile(Profile profile) {
   options.profile = profile;
   if (profile == Profile::kPaper) {
     options.ranking = Ranking::kUtility;
+    options.key_share = 0.5;
     options.surplus = Surplus::kNone;
   }
   return options;
@@ -121,6 +122,7 @@ Status Validate(const CodecOptions& o) {
   if (!(o.prior_phi >= 0.0) || !std::isfinite(o.prior_phi)) {
     return OutOfRange("prior_phi", Text(o.prior_phi), "finite and at least 0");
   }
+  if (!(o.key_share >= 0.0 && o.key_share <= 1.0)) return OutOfRange("key_share", Text(o.key_share), "from 0 to 1");
   if (o.residual_bits < 0 || o.residual_bits > kMaxResidualBits) {
     return OutOfRange("residual_bits", std::to_string(o.residual_bits),
                       "from 0 to " + std::to_string(kMaxResidualBits));

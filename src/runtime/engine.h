@@ -12,6 +12,7 @@
 #include "anchorkv/rope.h"
 #include "anchorkv/status.h"
 #include "cache/kv_cache.h"
+#include "segment/observations.h"
 
 namespace anchorkv {
 
@@ -47,6 +48,8 @@ struct EngineOptions {
   const Backend* backend = nullptr;  // nullptr: CpuBackend() where this build has it, else ReferenceBackend()
 };
 
+class PromptRecord;
+
 class Engine {
  public:
   static Result<std::unique_ptr<Engine>> Load(const std::string& path, const EngineOptions& options);
@@ -74,6 +77,25 @@ class Engine {
   // kInternal names the layer whose keys, values or queries are not finite.
   Status Prefill(std::span<const int32_t> tokens, std::span<KvCache* const> caches, std::vector<float>* logits,
                  PrefillTiming* timing = nullptr, const std::function<bool(int64_t, int64_t)>& progress = {});
+
+  // --- Prompts kept dense, for comparing methods on the same keys and values (runtime/prompt_record.h).
+  Result<std::unique_ptr<PromptRecord>> MakeRecord(const Observations& observations) const;
+  // Adds a text to a record: dense causal attention over everything before it, layer by layer as in Prefill
+  // (the first text's numbers are the same bits as Prefill's). `logits`: [vocab] of the last token, may be null.
+  // After an error or a cancellation the record is as it was before.
+  Status Extend(PromptRecord* record, std::span<const int32_t> tokens, std::vector<float>* logits,
+                const std::function<bool(int64_t, int64_t)>& progress = {});
+  // KVzip's second pass: `repeat` holds prompts that make the model repeat stretches of the record's tokens; the
+  // record then shows the largest weight that each position got (docs/baselines.md, "KVzip").
+  struct RepeatPrompt {
+    std::vector<int32_t> tokens;  // instruction, then the stretch itself
+    int64_t first = 0, last = 0;  // positions of the stretch in the record
+  };
+  Status ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts);
+  // A cache that holds a prompt of `tokens` tokens as one segment per layer, ready for Append.
+  Result<std::unique_ptr<KvCache>> MakeCache(std::vector<std::shared_ptr<const Segment>> segments) const;
+  // An exact cache with the record's keys and values (16-bit, as `--kv full` holds them).
+  Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const;
 
   // Bytes that the last Prefill held besides the caches; all of them were freed at its end.
   struct MemoryUse {

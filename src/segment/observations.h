@@ -1,4 +1,4 @@
-// What a compression method is shown of the prompt, one layer at a time.
+// What a compression method asks to see of the prompt, and what it is shown, one layer at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,18 @@ struct PriorState {
   const float* l = nullptr;  // [window, q_heads]
 };
 
+// What a method must see besides keys, values and the last queries. Whoever runs the prompt collects the union
+// of what the methods at hand declare, and nothing else.
+struct Observations {
+  int window = 0;               // queries of this many last positions
+  bool query_moments = false;   // mean and covariance of all queries before RoPE
+  bool attention_mass = false;  // column sums of attention over all queries
+  bool reconstruction = false;  // a second pass that has the model repeat the prompt (KVzip)
+};
+
 // All views are borrowed for the duration of a call. Values are finite (checked by the caller).
+inline constexpr int kMomentSinks = 4;
+
 struct LayerInput {
   int layer = 0;
   HeadsView<const float> keys;     // [kv_heads, tokens, head_dim] before RoPE (bias and key norm applied)
@@ -25,6 +36,15 @@ struct LayerInput {
   int64_t first_position = 0;      // logical position of token 0
   const RopeTable* rope = nullptr;
   PriorState prior;
+
+  // Observed on request (see Observations), else null. The first kMomentSinks positions are left out of the moments.
+  const float* query_mean = nullptr;        // [q_heads, head_dim], before RoPE
+  const float* query_covariance = nullptr;  // [q_heads, head_dim, head_dim], before RoPE
+  // [kv_heads, tokens]: sum over all queries of the softmax weight of a position, mean over the query heads that
+  // share the kv head.
+  const float* attention_mass = nullptr;
+  // [kv_heads, tokens]: largest softmax weight that a position got while the model repeated the prompt.
+  const float* reconstruction = nullptr;
 
   int gqa_ratio() const noexcept { return static_cast<int>(queries.heads / keys.heads); }
 };
