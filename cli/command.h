@@ -20,6 +20,7 @@ using Action = std::function<int()>;
 void AddRunCommand(CLI::App* app, Action* action);
 void AddEstimateCommand(CLI::App* app, Action* action);
 void AddInspectCommand(CLI::App* app, Action* action);
+void AddEvalCommand(CLI::App* app, Action* action);  // eval/command.cc
 
 // Prints "anchorkv: error: MESSAGE" as one line on stderr and returns `exit_code`.
 int Fail(const std::string& message, int exit_code);

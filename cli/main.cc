@@ -18,6 +18,7 @@ int Main(int argc, char** argv) {
   AddRunCommand(&app, &action);
   AddEstimateCommand(&app, &action);
   AddInspectCommand(&app, &action);
+  AddEvalCommand(&app, &action);
 
   const auto arguments = NormalizeArguments(std::span<const char* const>(argv + 1, argv + argc));
   if (!arguments.ok()) return FailUsage(arguments.status());

@@ -67,12 +67,12 @@ struct Split {
   int64_t keys = 0;
   int64_t values = 0;
 };
-Split SplitSides(int64_t n, int64_t cap, int heads, const CodecOptions& options) {
+Split SplitSides(int64_t n, int64_t cap, int heads, double key_share, bool pool_heads) {
   Split s;
-  s.keys = std::min(static_cast<int64_t>(options.key_share * static_cast<double>(n)), cap);
+  s.keys = std::min(static_cast<int64_t>(key_share * static_cast<double>(n)), cap);
   s.values = std::min(n - s.keys, cap);
   s.keys = std::min(n - s.values, cap);
-  if (!options.pool_heads) {
+  if (!pool_heads) {
     s.keys -= s.keys % heads;
     s.values -= s.values % heads;
   }
@@ -105,7 +105,7 @@ class Planner {
     Candidate c = AllVectors(shape_, anchors, options_.residual_bits);
     const int64_t cap = Vectors(shape_, anchors);
     const auto with = [&](int64_t n) {
-      const Split s = SplitSides(n, cap, shape_.kv_heads, options_);
+      const Split s = SplitSides(n, cap, shape_.kv_heads, options_.key_share, options_.pool_heads);
       c.slots[kKeys][0] = s.keys;
       c.slots[kValues][0] = s.values;
       return c;
@@ -113,14 +113,15 @@ class Planner {
     return with(Largest(0, 2 * cap, [&](int64_t n) { return Fits(with(n)); }));
   }
 
-  // Every vector has a residual of `bits`; wider ones for as many as fit.
+  // Every vector has a residual of `bits`; wider ones for as many as fit, in equal parts: keys deserve fewer
+  // residuals (key_share), not narrower ones.
   Candidate Widen(int64_t anchors, int bits) const {
     while (bits < kMaxBits && Fits(AllVectors(shape_, anchors, bits + 1))) ++bits;
     Candidate c = AllVectors(shape_, anchors, bits);
     if (bits == kMaxBits) return c;
     const int64_t cap = Vectors(shape_, anchors);
     const auto with = [&](int64_t rich) {
-      const Split s = SplitSides(rich, cap, shape_.kv_heads, options_);
+      const Split s = SplitSides(rich, cap, shape_.kv_heads, /*key_share=*/0.5, options_.pool_heads);
       Candidate two = c;
       for (const Side side : {kKeys, kValues}) {
         const int64_t n = side == kKeys ? s.keys : s.values;
