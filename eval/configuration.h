@@ -1,0 +1,47 @@
+// What an evaluation compares: caches named by method, ratio and options. docs/evaluation.md, "Configurations".
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "anchorkv/options.h"
+#include "anchorkv/status.h"
+#include "baseline/method.h"
+#include "cli/kv_options.h"
+
+namespace anchorkv {
+
+struct Configuration {
+  std::string method;                     // "full", "anchorkv" or the name of a baseline
+  std::string profile;                    // of anchorkv
+  double ratio = 0;                       // asked for; 0: the method's rate is its own
+  CodecOptions codec;                     // of anchorkv, theta = 1 / ratio
+  nlohmann::json options;                 // what was typed beside the profile, as a results file states it
+  std::shared_ptr<const Method> baseline;  // of baselines
+
+  bool is_full() const noexcept { return method == "full"; }
+  std::string label() const;  // "snapkv 10x", "anchorkv:paper 20x rank=random"
+};
+
+// `names`: NAME[:PROFILE][:OPTION=VALUE]..., options as on the command line without "--kv-" ("rank=random",
+// "no-hadamard"), laid over `typed`. Methods with a budget appear once per ratio.
+Result<std::vector<Configuration>> ParseConfigurations(std::span<const std::string> names,
+                                                       std::span<const double> ratios, const cli::MethodOptions& typed,
+                                                       const nlohmann::json& typed_options);
+
+// Method options given on a parsed command line, name -> value, as Configuration::options states them.
+nlohmann::json TypedMethodOptions(const CLI::App& app);
+
+// What all of them together must see of a prompt.
+Observations Observed(std::span<const Configuration> configurations);
+
+// A configuration's segments, one per layer. layer_bytes: of baselines with a budget.
+Result<std::vector<std::shared_ptr<const Segment>>> Compress(const Configuration& configuration,
+                                                             std::span<const LayerInput> layers,
+                                                             std::span<const int64_t> layer_bytes,
+                                                             const Backend& backend);
+
+}  // namespace anchorkv

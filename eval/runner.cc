@@ -1,0 +1,275 @@
+#include "eval/runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+namespace anchorkv {
+namespace {
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::vector<LayerInput> Layers(const PromptRecord& record) {
+  std::vector<LayerInput> layers;
+  for (int i = 0; i < record.layers(); ++i) layers.push_back(record.layer(i));
+  return layers;
+}
+
+std::string GoldText(const Question& question) {
+  if (question.answers.empty()) return {};
+  const bool separate = !question.answer_prefix.empty() && question.answer_prefix.back() != ' ';
+  std::string gold = separate ? " " : "";
+  const bool all = question.metric == Metric::kMatchAll;
+  for (size_t i = 0; i < (all ? question.answers.size() : 1); ++i) gold += (i > 0 ? ", " : "") + question.answers[i];
+  return gold;
+}
+
+void Fill(const AnswerScore& answer, const KvCache& cache, Row* row) {
+  const ByteBill bill = cache.bill();
+  (*row)["achieved_ratio"] = bill.ratio();
+  (*row)["resident_bytes"] = bill.resident_bytes();
+  (*row)["score"] = answer.score;
+  (*row)["kl"] = answer.kl;
+  (*row)["top1"] = answer.top1;
+  (*row)["gold_nll"] = std::isnan(answer.gold_nll) ? Row() : Row(answer.gold_nll);
+  (*row)["new_tokens"] = answer.tokens;
+  (*row)["prediction"] = answer.prediction;
+}
+
+}  // namespace
+
+std::string_view Name(Protocol protocol) { return protocol == Protocol::kAware ? "aware" : "agnostic"; }
+
+void ByteBudgets::Achieved(const Configuration& configuration,
+                           std::span<const std::shared_ptr<const Segment>> segments) {
+  if (configuration.method != "anchorkv") return;
+  for (const auto& [ratio, bytes] : achieved_) {
+    if (ratio == configuration.ratio) return;
+  }
+  std::vector<int64_t> bytes;
+  for (const auto& segment : segments) bytes.push_back(static_cast<int64_t>(segment->resident_bytes()));
+  achieved_.emplace_back(configuration.ratio, std::move(bytes));
+}
+
+std::vector<int64_t> ByteBudgets::For(const Configuration& configuration, std::span<const LayerInput> layers) const {
+  for (const auto& [ratio, bytes] : achieved_) {
+    if (ratio == configuration.ratio) return bytes;
+  }
+  std::vector<int64_t> bytes;
+  for (const LayerInput& layer : layers) {
+    const auto dense = static_cast<double>(4 * layer.keys.heads * layer.keys.tokens * layer.keys.head_dim);
+    bytes.push_back(configuration.ratio > 0 ? static_cast<int64_t>(dense / configuration.ratio)
+                                            : static_cast<int64_t>(dense));
+  }
+  return bytes;
+}
+
+Result<std::unique_ptr<Runner>> Runner::Make(Engine* engine, const Tokenizer* tokenizer, const Backend* backend,
+                                             RunnerOptions options) {
+  std::unique_ptr<Runner> runner(new Runner());
+  runner->engine_ = engine;
+  runner->tokenizer_ = tokenizer;
+  runner->backend_ = backend;
+  AKV_ASSIGN_OR_RETURN(runner->chat_, MakeChatFrame(*tokenizer, "", options.chat_template));
+  AKV_ASSIGN_OR_RETURN(runner->plain_, MakeChatFrame(*tokenizer, "", kPlainTemplate));
+  runner->options_ = std::move(options);
+  return runner;
+}
+
+Result<TurnTokens> Runner::QuestionTokens(const Sample& sample, const Question& question) const {
+  AKV_ASSIGN_OR_RETURN(TurnTokens turn, EncodeDocumentQuestion(*tokenizer_, frame(sample), question.question));
+  const std::vector<int32_t> prefix = tokenizer_->Encode(question.answer_prefix, false, false);
+  turn.tokens.insert(turn.tokens.end(), prefix.begin(), prefix.end());
+  return turn;
+}
+
+Result<int64_t> Runner::PromptLength(const Sample& sample, const Question& question) const {
+  AKV_ASSIGN_OR_RETURN(const auto context, EncodeDocument(*tokenizer_, frame(sample), sample.context));
+  AKV_ASSIGN_OR_RETURN(const TurnTokens turn, QuestionTokens(sample, question));
+  return static_cast<int64_t>(context.size() + turn.tokens.size());
+}
+
+Result<Runner::Prompt> Runner::Prefill(const Sample& sample, const std::function<bool(int64_t, int64_t)>& progress) {
+  Prompt prompt;
+  AKV_ASSIGN_OR_RETURN(prompt.tokens, EncodeDocument(*tokenizer_, frame(sample), sample.context));
+  AKV_ASSIGN_OR_RETURN(prompt.record, engine_->MakeRecord(Observed(options_.configurations)));
+  AKV_RETURN_IF_ERROR(engine_->Extend(prompt.record.get(), prompt.tokens, nullptr, progress));
+  return prompt;
+}
+
+Result<Turn> Runner::MakeTurn(const Question& question, std::span<const int32_t> asked) const {
+  Turn turn;
+  turn.question = &question;
+  turn.prompt.assign(asked.begin(), asked.end());
+  turn.gold = tokenizer_->Encode(GoldText(question), false, false);
+  return turn;
+}
+
+Row Runner::Identity(const Sample& sample, size_t question, Protocol protocol, const Configuration& c) const {
+  Row row = {{"suite", sample.suite},
+             {"task", sample.task},
+             {"sample", sample.index},
+             {"question", question},
+             {"length", sample.length},
+             {"protocol", Name(protocol)},
+             {"method", c.method},
+             {"profile", c.profile},
+             {"ratio", c.ratio > 0 ? Row(c.ratio) : Row()},
+             {"options", c.options}};
+  row.update(options_.columns);
+  return row;
+}
+
+Status Runner::Run(const Sample& sample, const Hooks& hooks) {
+  const auto missing = [&](Protocol protocol, size_t question) {
+    return std::any_of(options_.configurations.begin(), options_.configurations.end(), [&](const Configuration& c) {
+      return hooks.wanted(Identity(sample, question, protocol, c));
+    });
+  };
+  std::vector<std::pair<Protocol, size_t>> todo;
+  for (const Protocol protocol : options_.protocols) {
+    for (size_t q = 0; q < sample.questions.size(); ++q) {
+      if (missing(protocol, q)) todo.emplace_back(protocol, q);
+    }
+  }
+  if (todo.empty()) return {};
+  AKV_ASSIGN_OR_RETURN(Prompt prompt, Prefill(sample, hooks.progress));
+
+  // Agnostic: the context is compressed once for all questions.
+  std::vector<size_t> questions;
+  std::vector<Turn> turns;
+  for (const auto& [protocol, q] : todo) {
+    if (protocol != Protocol::kAgnostic) continue;
+    AKV_ASSIGN_OR_RETURN(const TurnTokens asked, QuestionTokens(sample, sample.questions[q]));
+    AKV_ASSIGN_OR_RETURN(Turn turn, MakeTurn(sample.questions[q], asked.tokens));
+    questions.push_back(q);
+    turns.push_back(std::move(turn));
+  }
+  if (!turns.empty()) {
+    AKV_RETURN_IF_ERROR(RunProtocol(sample, Protocol::kAgnostic, &prompt, questions, turns, hooks));
+  }
+
+  // Aware: context and question are compressed together; what opens the answer stays exact.
+  for (const auto& [protocol, q] : todo) {
+    if (protocol != Protocol::kAware) continue;
+    AKV_ASSIGN_OR_RETURN(const TurnTokens asked, QuestionTokens(sample, sample.questions[q]));
+    AKV_ASSIGN_OR_RETURN(const Turn turn, MakeTurn(sample.questions[q], asked.header()));
+    AKV_RETURN_IF_ERROR(engine_->Extend(prompt.record.get(), asked.user(), nullptr));
+    const size_t context = prompt.tokens.size();
+    prompt.tokens.insert(prompt.tokens.end(), asked.user().begin(), asked.user().end());
+    AKV_RETURN_IF_ERROR(RunProtocol(sample, Protocol::kAware, &prompt, {&q, 1}, {&turn, 1}, hooks));
+    prompt.tokens.resize(context);
+    AKV_RETURN_IF_ERROR(prompt.record->Pop());
+  }
+  return {};
+}
+
+Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prompt, std::span<const size_t> questions,
+                           std::span<const Turn> turns, const Hooks& hooks) {
+  const Answerer answerer(engine_, tokenizer_, options_.kl_positions);
+  std::vector<ReferenceAnswer> references(turns.size());
+  const auto finish = [&](size_t i, Row row, const AnswerScore& answer, const KvCache& cache, double seconds) {
+    const Question& question = *turns[i].question;
+    Fill(answer, cache, &row);
+    row["answers"] = question.answers;
+    if (questions[i] < sample.depths.size()) row["depth"] = sample.depths[questions[i]];
+    row["tokens"] = prompt->record->tokens();
+    row["seconds"] = seconds;
+    return hooks.emit(row);
+  };
+
+  Configuration full;
+  full.method = "full";
+  full.options = nlohmann::json::object();
+  const bool report_full = std::any_of(options_.configurations.begin(), options_.configurations.end(),
+                                       [](const Configuration& c) { return c.is_full(); });
+  {
+    AKV_ASSIGN_OR_RETURN(const auto cache, engine_->MakeDenseCache(*prompt->record));
+    for (size_t i = 0; i < turns.size(); ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      AKV_ASSIGN_OR_RETURN(const AnswerScore answer, answerer.Reference(cache.get(), turns[i], &references[i]));
+      const Row row = Identity(sample, questions[i], protocol, full);
+      if (report_full && hooks.wanted(row)) {
+        AKV_RETURN_IF_ERROR(finish(i, row, answer, *cache, SecondsSince(start)));
+      }
+    }
+  }
+
+  ByteBudgets budgets;
+  bool observed = false;
+  for (const Configuration& c : options_.configurations) {
+    if (c.is_full()) continue;
+    std::vector<size_t> wanted;
+    for (size_t i = 0; i < turns.size(); ++i) {
+      if (hooks.wanted(Identity(sample, questions[i], protocol, c))) wanted.push_back(i);
+    }
+    // An anchorkv configuration is compressed in any case: baselines get the bytes that it achieves.
+    if (wanted.empty() && c.method != "anchorkv") continue;
+    if (c.baseline != nullptr && c.baseline->observations().reconstruction && !observed) {
+      AKV_RETURN_IF_ERROR(ObserveReconstruction(engine_, *tokenizer_, frame(sample).after, prompt->tokens,
+                                                prompt->record.get()));
+      observed = true;
+    }
+    const std::vector<LayerInput> layers = Layers(*prompt->record);
+    auto start = std::chrono::steady_clock::now();
+    Result<std::vector<std::shared_ptr<const Segment>>> segments =
+        Compress(c, layers, budgets.For(c, layers), *backend_);
+    const double compress_s = SecondsSince(start);
+    if (!segments.ok()) {
+      // A gap of this configuration (a ratio out of reach, a prompt too short for it), not the end of the run.
+      const StatusCode code = segments.status().code();
+      if (code != StatusCode::kInfeasible && code != StatusCode::kInvalidArgument) return segments.status();
+      for (const size_t i : wanted) {
+        Row row = Identity(sample, questions[i], protocol, c);
+        row["error"] = segments.status().message();
+        AKV_RETURN_IF_ERROR(hooks.emit(row));
+      }
+      continue;
+    }
+    budgets.Achieved(c, *segments);
+    if (wanted.empty()) continue;
+    AKV_ASSIGN_OR_RETURN(const auto cache, engine_->MakeCache(std::move(*segments)));
+    for (const size_t i : wanted) {
+      start = std::chrono::steady_clock::now();
+      AKV_ASSIGN_OR_RETURN(const AnswerScore answer, answerer.Compare(cache.get(), turns[i], references[i]));
+      AKV_RETURN_IF_ERROR(finish(i, Identity(sample, questions[i], protocol, c), answer, *cache,
+                                 compress_s + SecondsSince(start)));
+    }
+  }
+  return {};
+}
+
+Status ObserveReconstruction(Engine* engine, const Tokenizer& tokenizer, const std::string& answer_opening,
+                             std::span<const int32_t> tokens, PromptRecord* record) {
+  // KVzip's constants: stretches of 2,048 tokens, each introduced by the end of the one before.
+  constexpr int64_t kStretch = 2048;
+  constexpr int64_t kReminder = 8;
+  std::vector<Engine::RepeatPrompt> prompts;
+  const auto count = static_cast<int64_t>(tokens.size());
+  for (int64_t first = 0; first < count; first += kStretch) {
+    Engine::RepeatPrompt prompt;
+    prompt.first = first;
+    prompt.last = std::min(first + kStretch, count);
+    const std::string again = "\n\nRepeat the ";
+    const auto add = [&](const std::vector<int32_t>& more) {
+      prompt.tokens.insert(prompt.tokens.end(), more.begin(), more.end());
+    };
+    if (first == 0) {
+      add(tokenizer.Encode(again + "previous context exactly.", false, false));
+    } else {
+      add(tokenizer.Encode(again + "part of the previous context exactly, starting with", false, false));
+      const auto reminder = tokens.subspan(static_cast<size_t>(first - kReminder), kReminder);
+      prompt.tokens.insert(prompt.tokens.end(), reminder.begin(), reminder.end());
+    }
+    add(tokenizer.Encode(answer_opening, false, true));
+    const auto stretch = tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(prompt.last - first));
+    prompt.tokens.insert(prompt.tokens.end(), stretch.begin(), stretch.end());
+    prompts.push_back(std::move(prompt));
+  }
+  return engine->ObserveReconstruction(record, prompts);
+}
+
+}  // namespace anchorkv
