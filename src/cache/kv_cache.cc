@@ -317,6 +317,33 @@ Result<std::unique_ptr<KvCache>> KvCache::Make(const CacheConfig& config, std::s
   });
 }
 
+Result<std::unique_ptr<KvCache>> KvCache::MakeFromSegments(const CacheConfig& config,
+                                                           std::shared_ptr<const RopeTable> rope,
+                                                           const Backend* backend,
+                                                           std::vector<std::shared_ptr<const Segment>> segments) {
+  AKV_ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, Make(config, std::move(rope), backend));
+  Impl& impl = *cache->impl_;
+  if (segments.size() != impl.layers.size()) {
+    return InvalidArgument(std::to_string(segments.size()) + " segments for a cache of " +
+                           std::to_string(config.layers) + " layers; one per layer is needed");
+  }
+  const int64_t tokens = segments.front() == nullptr ? 0 : segments.front()->tokens();
+  for (size_t l = 0; l < segments.size(); ++l) {
+    if (segments[l] == nullptr || segments[l]->first_position() != 0 || segments[l]->tokens() != tokens) {
+      return InvalidArgument("the segment of layer " + std::to_string(l) +
+                             " is missing, does not start at position 0 or has another length than the first");
+    }
+  }
+  AKV_RETURN_IF_ERROR(impl.CheckPromptLayer(0, tokens, true));
+  return GuardAllocation("a cache's segments", [&]() -> Result<std::unique_ptr<KvCache>> {
+    for (size_t l = 0; l < segments.size(); ++l) {
+      impl.layers[l].segments.push_back(std::move(segments[l]));
+      impl.FinishPromptLayer(static_cast<int>(l), tokens, true);
+    }
+    return std::move(cache);
+  });
+}
+
 const CacheConfig& KvCache::config() const noexcept { return impl_->config; }
 int64_t KvCache::tokens() const noexcept { return impl_->tokens; }
 int64_t KvCache::compressed_tokens() const noexcept { return impl_->compressed; }

@@ -55,6 +55,11 @@ class KvCache {
   // `rope` and `backend` must outlive the cache (rope is shared).
   static Result<std::unique_ptr<KvCache>> Make(const CacheConfig& config, std::shared_ptr<const RopeTable> rope,
                                                const Backend* backend);
+  // A cache that holds a prompt already: one segment per layer, all from position 0 and of one length.
+  static Result<std::unique_ptr<KvCache>> MakeFromSegments(const CacheConfig& config,
+                                                           std::shared_ptr<const RopeTable> rope,
+                                                           const Backend* backend,
+                                                           std::vector<std::shared_ptr<const Segment>> segments);
   ~KvCache();
 
   const CacheConfig& config() const noexcept;

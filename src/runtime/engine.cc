@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "codec/alloc_guard.h"
 #include "ggml.h"
 #include "runtime/ggml_log.h"
 #include "runtime/gguf_file.h"
 #include "runtime/model_spec.h"
 #include "runtime/prefill.h"
+#include "runtime/recorder.h"
 #include "runtime/steps.h"
 #include "runtime/weights.h"
 
@@ -18,6 +20,7 @@ namespace {
 
 constexpr int kMaxThreads = GGML_MAX_N_THREADS;
 constexpr int kMaxChunk = 65536;
+constexpr int kMaxWindow = 65536;
 constexpr int64_t kMaxContext = int64_t{1} << 24;  // tokens; RoPE tables of that many stay below 200 MB
 
 Status CheckRange(const char* what, int64_t value, int64_t min, int64_t max) {
@@ -38,6 +41,7 @@ struct Engine::Impl {
 
   Status CheckTokens(std::span<const int32_t> tokens, int64_t first_position) const;
   Status CheckCache(const KvCache* cache) const;
+  Status CheckRecord(const PromptRecord* record) const;
 };
 
 Engine::Engine() : impl_(std::make_unique<Impl>()) {}
@@ -129,10 +133,83 @@ Status Engine::Prefill(std::span<const int32_t> tokens, std::span<KvCache* const
                              " tokens");
     }
   }
-  AKV_ASSIGN_OR_RETURN(const auto prefill, Prefill::Make(impl_->parts, tokens, caches));
+  CacheFiller filler(impl_->parts, caches, static_cast<int64_t>(tokens.size()));
+  AKV_ASSIGN_OR_RETURN(const auto prefill, Prefill::Make(impl_->parts, tokens, &filler));
   const Status status = prefill->Run(logits, timing, progress);
   impl_->prefill_memory = prefill->memory();
   return status;
+}
+
+Status Engine::Impl::CheckRecord(const PromptRecord* record) const {
+  if (record == nullptr) return InvalidArgument("a record is missing");
+  if (Recorder::RopeOf(*record) != rope.get()) return InvalidArgument("the record was made by another engine");
+  return Status();
+}
+
+Result<std::unique_ptr<PromptRecord>> Engine::MakeRecord(const Observations& observations) const {
+  AKV_RETURN_IF_ERROR(CheckRange("the window", observations.window, 0, kMaxWindow));
+  return Recorder::MakeRecord(info(), impl_->rope, observations);
+}
+
+Status Engine::Extend(PromptRecord* record, std::span<const int32_t> tokens, std::vector<float>* logits,
+                      const std::function<bool(int64_t, int64_t)>& progress) {
+  AKV_RETURN_IF_ERROR(impl_->CheckRecord(record));
+  AKV_RETURN_IF_ERROR(impl_->CheckTokens(tokens, record->tokens()));
+  const auto count = static_cast<int64_t>(tokens.size());
+  AKV_ASSIGN_OR_RETURN(const auto recorder, Recorder::Make(record, count, impl_->parts.threads));
+  AKV_ASSIGN_OR_RETURN(const auto prefill, Prefill::Make(impl_->parts, tokens, recorder.get()));
+  AKV_RETURN_IF_ERROR(prefill->Run(logits, nullptr, progress));
+  recorder->Commit();
+  return Status();
+}
+
+Status Engine::ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts) {
+  AKV_RETURN_IF_ERROR(impl_->CheckRecord(record));
+  if (prompts.empty()) return InvalidArgument("there are no prompts that repeat the record");
+  const int64_t tokens = record->tokens();
+  for (const RepeatPrompt& prompt : prompts) {
+    if (prompt.first < 0 || prompt.first >= prompt.last || prompt.last > tokens) {
+      return InvalidArgument("positions " + std::to_string(prompt.first) + " to " + std::to_string(prompt.last) +
+                             " are no stretch of a record of " + std::to_string(tokens) + " tokens");
+    }
+    AKV_RETURN_IF_ERROR(impl_->CheckTokens(prompt.tokens, tokens));
+  }
+  return GuardAllocation("the weights of repeated positions", [&]() -> Status {
+    const std::vector<float> none(static_cast<size_t>(info().kv_heads * tokens));
+    std::vector<std::vector<float>> weights(static_cast<size_t>(info().layers), none);
+    for (const RepeatPrompt& prompt : prompts) {
+      RepeatObserver observer(*record, {prompt.first, prompt.last}, impl_->parts.threads, &weights);
+      AKV_ASSIGN_OR_RETURN(const auto prefill, Prefill::Make(impl_->parts, prompt.tokens, &observer));
+      AKV_RETURN_IF_ERROR(prefill->Run(nullptr, nullptr, {}));
+    }
+    const int64_t sinks = std::min<int64_t>(kRepeatSinks, tokens);
+    for (std::vector<float>& layer : weights) {
+      for (int h = 0; h < info().kv_heads; ++h) std::fill_n(layer.begin() + h * tokens, sinks, 1.0f);
+    }
+    Recorder::SetReconstruction(record, std::move(weights));
+    return Status();
+  });
+}
+
+Result<std::unique_ptr<KvCache>> Engine::MakeCache(std::vector<std::shared_ptr<const Segment>> segments) const {
+  return KvCache::MakeFromSegments(cache_config(), impl_->rope, impl_->parts.backend, std::move(segments));
+}
+
+Result<std::unique_ptr<KvCache>> Engine::MakeDenseCache(const PromptRecord& record) const {
+  AKV_RETURN_IF_ERROR(impl_->CheckRecord(&record));
+  CacheConfig config = cache_config();
+  config.compress = false;
+  AKV_ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, MakeCache(config));
+  const int64_t floats = record.tokens() * config.kv_heads * config.head_dim;
+  AKV_ASSIGN_OR_RETURN(AlignedBuffer rows,
+                       AlignedBuffer::Make(2 * sizeof(float) * static_cast<size_t>(floats), "a layer's rotated keys"));
+  const auto keys = HeadMajor(rows.as<float>(), config.kv_heads, record.tokens(), config.head_dim);
+  const auto values = HeadMajor(rows.as<float>() + floats, config.kv_heads, record.tokens(), config.head_dim);
+  for (int layer = 0; layer < record.layers(); ++layer) {
+    CopyRotated(record.layer(layer), keys, values, impl_->parts.threads);
+    AKV_RETURN_IF_ERROR(cache->AddPromptLayerDense(layer, keys, values, {}));
+  }
+  return cache;
 }
 
 Status Engine::Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) {

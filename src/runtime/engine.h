@@ -86,13 +86,16 @@ class Engine {
   Status Extend(PromptRecord* record, std::span<const int32_t> tokens, std::vector<float>* logits,
                 const std::function<bool(int64_t, int64_t)>& progress = {});
   // KVzip's second pass: `repeat` holds prompts that make the model repeat stretches of the record's tokens; the
-  // record then shows the largest weight that each position got (docs/baselines.md, "KVzip").
+  // record then shows the largest weight that each position got (docs/baselines.md, "KVzip"): 1 for the first 4
+  // positions, 0 where no stretch reaches. A prompt runs at the positions behind the record, which the context must
+  // cover. After an error the record is as it was before.
   struct RepeatPrompt {
     std::vector<int32_t> tokens;  // instruction, then the stretch itself
     int64_t first = 0, last = 0;  // positions of the stretch in the record
   };
   Status ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts);
-  // A cache that holds a prompt of `tokens` tokens as one segment per layer, ready for Append.
+  // A cache that holds a prompt as one segment per layer, ready for Append. The segments must have been made of this
+  // model's layers, in their order: their shape cannot be checked.
   Result<std::unique_ptr<KvCache>> MakeCache(std::vector<std::shared_ptr<const Segment>> segments) const;
   // An exact cache with the record's keys and values (16-bit, as `--kv full` holds them).
   Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const;

@@ -51,13 +51,15 @@ ggml_tensor* Attend(ggml_context* context, ggml_tensor* queries, ggml_tensor* st
 }  // namespace
 
 Result<std::unique_ptr<Prefill>> Prefill::Make(const ModelParts& parts, std::span<const int32_t> tokens,
-                                               std::span<KvCache* const> caches) {
+                                               LayerConsumer* consumer) {
   std::unique_ptr<Prefill> prefill(new Prefill());
   prefill->parts_ = parts;
-  prefill->caches_.assign(caches.begin(), caches.end());
+  prefill->consumer_ = consumer;
   const ModelInfo& info = parts.spec->info;
   const int64_t count = static_cast<int64_t>(tokens.size());
+  const int64_t past = consumer->past();
   prefill->tokens_ = count;
+  prefill->window_ = std::min(consumer->window(), count);
 
   const size_t hidden_bytes = sizeof(float) * static_cast<size_t>(count) * static_cast<size_t>(info.hidden);
   AKV_ASSIGN_OR_RETURN(prefill->hidden_memory_, AlignedBuffer::Make(hidden_bytes, "hidden states"));
@@ -65,17 +67,13 @@ Result<std::unique_ptr<Prefill>> Prefill::Make(const ModelParts& parts, std::spa
   AKV_ASSIGN_OR_RETURN(prefill->position_memory_, AlignedBuffer::Make(tokens.size_bytes(), "positions"));
   std::memcpy(prefill->token_memory_.data(), tokens.data(), tokens.size_bytes());
   int32_t* positions = prefill->position_memory_.as<int32_t>();
-  std::iota(positions, positions + count, 0);
+  std::iota(positions, positions + count, static_cast<int32_t>(past));
   AKV_ASSIGN_OR_RETURN(prefill->hidden_, MakeExternal(&prefill->hidden_memory_, GGML_TYPE_F32, info.hidden, count));
   AKV_ASSIGN_OR_RETURN(prefill->token_ids_, MakeExternal(&prefill->token_memory_, GGML_TYPE_I32, count, 1));
   AKV_ASSIGN_OR_RETURN(prefill->positions_, MakeExternal(&prefill->position_memory_, GGML_TYPE_I32, count, 1));
   AKV_ASSIGN_OR_RETURN(prefill->runner_, GraphRunner::Make(kGraphNodes, parts.threads));
 
-  for (const KvCache* cache : caches) {
-    if (cache->config().compress) prefill->window_ = std::max<int64_t>(prefill->window_, cache->config().codec.window);
-  }
-  prefill->window_ = std::min(prefill->window_, count);
-  const PromptAttention::Shape shape{info.q_heads, info.kv_heads, info.head_dim, count, prefill->window_};
+  const PromptAttention::Shape shape{info.q_heads, info.kv_heads, info.head_dim, past + count, prefill->window_};
   AKV_ASSIGN_OR_RETURN(prefill->attention_, PromptAttention::Make(shape, parts.threads, parts.backend));
   return prefill;
 }
@@ -93,9 +91,10 @@ Status Prefill::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
   auto start = std::chrono::steady_clock::now();
   for (int64_t c = 0; c < chunks; ++c) AKV_RETURN_IF_ERROR(Embed(chunk_at(c)));
   for (int layer = 0; layer < layers; ++layer) {
+    consumer_->Load(layer, attention_.get());
     for (int64_t c = 0; c < chunks; ++c) {
       const Chunk chunk = chunk_at(c);
-      attention_->BeginChunk(chunk.first, chunk.tokens);
+      attention_->BeginChunk(consumer_->past() + chunk.first, chunk.tokens);
       AKV_RETURN_IF_ERROR(layer + 1 < layers ? RunLayer(layer, chunk) : RunLastLayer(chunk, logits));
       if (progress && !progress(++done, layers * chunks)) return Cancelled("the prefill was cancelled");
     }
@@ -105,7 +104,7 @@ Status Prefill::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
     }
     spent.prefill_s += SecondsSince(start);
     start = std::chrono::steady_clock::now();
-    AKV_RETURN_IF_ERROR(HandOver(layer));
+    AKV_RETURN_IF_ERROR(consumer_->Take(layer, attention_.get()));
     spent.compress_s += SecondsSince(start);
     start = std::chrono::steady_clock::now();
   }
@@ -202,40 +201,6 @@ Status Prefill::RunLastLayer(const Chunk& chunk, std::vector<float>* logits) {
   return Status();
 }
 
-// Exact caches copy the keys as they are; then the keys are rotated back for those that compress.
-Status Prefill::HandOver(int layer) {
-  std::vector<KvCache*> compressing;
-  for (KvCache* cache : caches_) {
-    if (cache->WouldCompress(tokens_)) {
-      compressing.push_back(cache);
-      continue;
-    }
-    AKV_RETURN_IF_ERROR(cache->AddPromptLayerDense(layer, attention_->keys(), attention_->values(), WindowOf(*cache)));
-  }
-  if (compressing.empty()) return Status();
-  attention_->UnrotateKeys(*parts_.rope, parts_.threads);
-  // The codec's own parallel loops follow the engine's thread count.
-  const int openmp_threads = omp_get_max_threads();
-  omp_set_num_threads(parts_.threads);
-  Status status;
-  for (size_t i = 0; i < compressing.size() && status.ok(); ++i) {
-    LayerInput input;
-    input.layer = layer;
-    input.keys = attention_->keys();
-    input.values = attention_->values();
-    input.queries = WindowOf(*compressing[i]);
-    input.rope = parts_.rope;
-    status = compressing[i]->AddPromptLayer(input);
-  }
-  omp_set_num_threads(openmp_threads);
-  return status;
-}
-
-HeadsView<const float> Prefill::WindowOf(const KvCache& cache) const noexcept {
-  if (!cache.config().compress) return {};
-  return attention_->queries(std::min<int64_t>(cache.config().codec.window, tokens_));
-}
-
 ggml_tensor* Prefill::HiddenRows(int64_t first, int64_t tokens) const {
   ggml_tensor* all = hidden_.tensor;
   return ggml_view_2d(runner_->context(), all, all->ne[0], tokens, all->nb[1], static_cast<size_t>(first) * all->nb[1]);
@@ -252,6 +217,47 @@ Engine::MemoryUse Prefill::memory() const noexcept {
   use.workspace_bytes = runner_->bytes() + attention_->workspace_bytes() +
                         static_cast<int64_t>(token_memory_.size_bytes() + position_memory_.size_bytes());
   return use;
+}
+
+CacheFiller::CacheFiller(const ModelParts& parts, std::span<KvCache* const> caches, int64_t tokens)
+    : parts_(parts), caches_(caches.begin(), caches.end()), tokens_(tokens) {
+  for (const KvCache* cache : caches_) {
+    if (cache->config().compress) window_ = std::max<int64_t>(window_, cache->config().codec.window);
+  }
+}
+
+Status CacheFiller::Take(int layer, PromptAttention* attention) {
+  std::vector<KvCache*> compressing;
+  for (KvCache* cache : caches_) {
+    if (cache->WouldCompress(tokens_)) {
+      compressing.push_back(cache);
+      continue;
+    }
+    AKV_RETURN_IF_ERROR(
+        cache->AddPromptLayerDense(layer, attention->keys(), attention->values(), WindowOf(*cache, *attention)));
+  }
+  if (compressing.empty()) return Status();
+  attention->UnrotateKeys(*parts_.rope, 0, parts_.threads);
+  // The codec's own parallel loops follow the engine's thread count.
+  const int openmp_threads = omp_get_max_threads();
+  omp_set_num_threads(parts_.threads);
+  Status status;
+  for (size_t i = 0; i < compressing.size() && status.ok(); ++i) {
+    LayerInput input;
+    input.layer = layer;
+    input.keys = attention->keys();
+    input.values = attention->values();
+    input.queries = WindowOf(*compressing[i], *attention);
+    input.rope = parts_.rope;
+    status = compressing[i]->AddPromptLayer(input);
+  }
+  omp_set_num_threads(openmp_threads);
+  return status;
+}
+
+HeadsView<const float> CacheFiller::WindowOf(const KvCache& cache, const PromptAttention& attention) const noexcept {
+  if (!cache.config().compress) return {};
+  return attention.queries(std::min<int64_t>(cache.config().codec.window, tokens_));
 }
 
 }  // namespace anchorkv

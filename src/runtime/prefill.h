@@ -1,6 +1,6 @@
 // Layer-major prefill: a prompt goes through one layer completely, that layer's keys and values are handed
-// to the caches, and the same dense buffer serves the next layer. The peak is the hidden states, one
-// layer's dense keys and values, and what the caches keep.
+// to whoever wants them, and the same dense buffer serves the next layer. The peak is the hidden states, one
+// layer's dense keys and values, and what the consumer keeps.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,44 @@ struct ModelParts {
   int chunk = 512;
 };
 
+// Who gets the layers of a prompt, one after another.
+class LayerConsumer {
+ public:
+  virtual ~LayerConsumer() = default;
+  // Tokens that come before the prompt.
+  virtual int64_t past() const noexcept { return 0; }
+  // So many last queries are wanted (all of them when the prompt is shorter).
+  virtual int64_t window() const noexcept = 0;
+  // Before a layer runs: fills in keys (after RoPE) and values of the first past() tokens.
+  virtual void Load(int /*layer*/, PromptAttention* /*attention*/) {}
+  // After a layer has run. The keys are after RoPE and may be turned back in place.
+  virtual Status Take(int layer, PromptAttention* attention) = 0;
+};
+
+// Fills caches: exact ones copy the keys as they are, then the keys are turned back for those that compress.
+class CacheFiller final : public LayerConsumer {
+ public:
+  // Empty caches of the model's shape, for a prompt of `tokens` tokens.
+  CacheFiller(const ModelParts& parts, std::span<KvCache* const> caches, int64_t tokens);
+  int64_t window() const noexcept override { return window_; }
+  Status Take(int layer, PromptAttention* attention) override;
+
+ private:
+  // Queries that a cache wants to see: those of its window, none for an exact cache.
+  HeadsView<const float> WindowOf(const KvCache& cache, const PromptAttention& attention) const noexcept;
+
+  ModelParts parts_;
+  std::vector<KvCache*> caches_;
+  int64_t tokens_ = 0;
+  int64_t window_ = 0;
+};
+
 class Prefill {
  public:
-  // Takes valid tokens and empty caches of the model's shape. All buffers of the prefill are made here and
-  // freed with the object.
+  // Takes valid tokens that follow the consumer's past ones. All buffers of the prefill are made here and freed
+  // with the object; `consumer` must outlive it.
   static Result<std::unique_ptr<Prefill>> Make(const ModelParts& parts, std::span<const int32_t> tokens,
-                                               std::span<KvCache* const> caches);
+                                               LayerConsumer* consumer);
 
   // See Engine::Prefill.
   Status Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
@@ -45,7 +77,7 @@ class Prefill {
 
  private:
   struct Chunk {
-    int64_t first = 0;
+    int64_t first = 0;  // within the prompt
     int64_t tokens = 0;
   };
 
@@ -53,14 +85,11 @@ class Prefill {
   Status Embed(const Chunk& chunk);
   Status RunLayer(int layer, const Chunk& chunk);
   Status RunLastLayer(const Chunk& chunk, std::vector<float>* logits);
-  Status HandOver(int layer);
-  // Queries that a cache wants to see: those of its window, none for an exact cache.
-  HeadsView<const float> WindowOf(const KvCache& cache) const noexcept;
   ggml_tensor* HiddenRows(int64_t first, int64_t tokens) const;
   ggml_tensor* Positions(int64_t first, int64_t tokens) const;
 
   ModelParts parts_;
-  std::vector<KvCache*> caches_;
+  LayerConsumer* consumer_ = nullptr;
   int64_t tokens_ = 0;
   int64_t window_ = 0;  // last positions whose queries are kept
   AlignedBuffer hidden_memory_, token_memory_, position_memory_;

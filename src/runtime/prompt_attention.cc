@@ -134,10 +134,10 @@ HeadsView<const float> PromptAttention::queries(int64_t window) const noexcept {
       queries_.as<float>() + skipped * head_dim, shape_.q_heads, window, head_dim, shape_.window * head_dim, head_dim};
 }
 
-void PromptAttention::UnrotateKeys(const RopeTable& rope, int threads) noexcept {
+void PromptAttention::UnrotateKeys(const RopeTable& rope, int64_t first, int threads) noexcept {
   const HeadsView<float> rows = View(&keys_);
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t token = 0; token < rows.tokens; ++token) {
+  for (int64_t token = first; token < rows.tokens; ++token) {
     for (int64_t head = 0; head < rows.heads; ++head) rope.Unrotate(token, rows.row(head, token));
   }
 }

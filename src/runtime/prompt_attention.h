@@ -24,14 +24,14 @@ class PromptAttention {
     int q_heads = 0;
     int kv_heads = 0;
     int head_dim = 0;
-    int64_t tokens = 0;  // of the whole prompt
+    int64_t tokens = 0;  // of the whole prompt, with what comes before it
     int64_t window = 0;  // last positions whose queries are kept, <= tokens
   };
 
   // `backend` must outlive the object.
   static Result<std::unique_ptr<PromptAttention>> Make(const Shape& shape, int threads, const Backend* backend);
 
-  // The chunk [first, first + tokens) of the prompt comes next.
+  // The positions [first, first + tokens) come next. Rows before the first chunk are the caller's to fill in.
   void BeginChunk(int64_t first, int64_t tokens) noexcept;
 
   // Copies the chunk's keys (after RoPE) and values, token-major [tokens, kv_heads, head_dim], and of the
@@ -43,7 +43,7 @@ class PromptAttention {
   // queries and out [q_tokens, q_heads, head_dim].
   void Attend(const float* queries, int64_t q_tokens, float* out, int thread) noexcept;
 
-  // What has been stored of the current layer: [kv_heads, tokens, head_dim].
+  // The current layer's rows: [kv_heads, tokens, head_dim].
   HeadsView<float> keys() noexcept { return View(&keys_); }
   HeadsView<float> values() noexcept { return View(&values_); }
   // Queries of the last `window` positions, at most Shape::window: [q_heads, window, head_dim].
@@ -51,8 +51,8 @@ class PromptAttention {
   // False once a key, value or query that was not finite has been stored.
   bool finite() const noexcept { return finite_.load(std::memory_order_relaxed); }
 
-  // Turns the keys back to what they were before RoPE, in place.
-  void UnrotateKeys(const RopeTable& rope, int threads) noexcept;
+  // Turns the keys from position `first` on back to what they were before RoPE, in place.
+  void UnrotateKeys(const RopeTable& rope, int64_t first, int threads) noexcept;
 
   int64_t dense_bytes() const noexcept;      // keys and values
   int64_t workspace_bytes() const noexcept;  // window queries, partial states and scratch

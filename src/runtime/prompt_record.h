@@ -23,11 +23,12 @@ class PromptRecord {
   int64_t resident_bytes() const noexcept;
 
   // Layer input over all texts, as a method is shown it: keys before RoPE, values, the queries of the last
-  // `observed().window` positions (fewer when the record is shorter), moments and column sums where observed.
-  // Valid until the record changes. `reconstruction` is null until Engine::ObserveReconstruction has run for
-  // the present texts.
+  // `observed().window` positions (fewer when the record is shorter), moments and column sums where observed
+  // (no moments before there is a position to take them of). Valid until the record changes. `reconstruction` is
+  // null until Engine::ObserveReconstruction has run for the present texts.
   LayerInput layer(int layer) const noexcept;
-  // Queries after RoPE of the text that was added last, [q_heads, its tokens, head_dim].
+  // Queries after RoPE of the text that was added last, [q_heads, its tokens, head_dim]; of the first text only
+  // those in the window are kept.
   HeadsView<const float> last_text_queries(int layer) const noexcept;
 
   // Takes the text that was added last off again, and what was observed of it. kInvalidArgument when empty.

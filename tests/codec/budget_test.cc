@@ -88,6 +88,7 @@ TEST(Budget, NeverExceedsThetaAndMaxRatioIsTheEdge) {
     options.surplus = static_cast<Surplus>(random() % 3);
     options.residual_bits = static_cast<int>(random() % 5);
     options.pool_heads = random() % 4 != 0;
+    if (random() % 4 == 0) options.key_share = static_cast<double>(random() % 5) / 4;
     const auto planned = PlanBudget(shape, options);
     const std::string what = std::to_string(shape.kv_heads) + "x" + std::to_string(shape.head_dim) + "x" +
                              std::to_string(shape.tokens) + " theta " + std::to_string(options.theta) + " trial " +
@@ -123,10 +124,10 @@ TEST(Budget, NeverExceedsThetaAndMaxRatioIsTheEdge) {
     }
     layout.Place();
     EXPECT_LE(static_cast<int64_t>(layout.total_bytes), b.total_bytes) << what;
-    // K:V = 1:1, the odd one to the values.
-    if (options.pool_heads && b.slots[kKeys][1] + b.slots[kValues][1] == 0) {
-      EXPECT_LE(b.slots[kValues][0] - b.slots[kKeys][0], 1) << what;
-      EXPECT_GE(b.slots[kValues][0], b.slots[kKeys][0]) << what;
+    // Keys have their share, rounded down, unless the values have no room for the rest.
+    if (options.pool_heads && b.slots[kKeys][1] + b.slots[kValues][1] == 0 && b.slots[kValues][0] < vectors) {
+      const int64_t total = b.slots[kKeys][0] + b.slots[kValues][0];
+      EXPECT_EQ(b.slots[kKeys][0], static_cast<int64_t>(options.key_share * static_cast<double>(total))) << what;
     }
   }
   EXPECT_GT(feasible, 1000);
