@@ -13,8 +13,11 @@ namespace {
 
 // The shapes that every operation relies on.
 Status CheckLayer(const LayerInput& input) {
-  const auto& [layer, keys, values, queries, first_position, rope, prior] = input;
-  const std::string of_layer = " of layer " + std::to_string(layer);
+  const HeadsView<const float>& keys = input.keys;
+  const HeadsView<const float>& values = input.values;
+  const HeadsView<const float>& queries = input.queries;
+  const RopeTable* rope = input.rope;
+  const std::string of_layer = " of layer " + std::to_string(input.layer);
   if (keys.heads < 1 || values.heads != keys.heads || values.tokens != keys.tokens ||
       values.head_dim != keys.head_dim) {
     return InvalidArgument("keys and values" + of_layer + " differ in shape");
@@ -32,10 +35,10 @@ Status CheckLayer(const LayerInput& input) {
     return InvalidArgument("the window has " + std::to_string(queries.tokens) + " queries; it must have from 1 to " +
                            std::to_string(keys.tokens));
   }
-  if (rope == nullptr || rope->head_dim() != keys.head_dim || first_position < 0 ||
-      first_position + keys.tokens > rope->max_position()) {
+  if (rope == nullptr || rope->head_dim() != keys.head_dim || input.first_position < 0 ||
+      input.first_position + keys.tokens > rope->max_position()) {
     return InvalidArgument("the RoPE table does not cover positions up to " +
-                           std::to_string(first_position + keys.tokens));
+                           std::to_string(input.first_position + keys.tokens));
   }
   return {};
 }

@@ -59,10 +59,13 @@ uint16_t Project(const float* x, const RoundedAnchors& anchors, int64_t head, ui
 }
 
 Status CheckInput(const LayerInput& input) {
-  const auto& [layer, keys, values, queries, first_position, rope, prior] = input;
+  const HeadsView<const float>& keys = input.keys;
+  const HeadsView<const float>& values = input.values;
+  const HeadsView<const float>& queries = input.queries;
+  const RopeTable* rope = input.rope;
   if (keys.heads < 1 || values.heads != keys.heads || values.tokens != keys.tokens ||
       values.head_dim != keys.head_dim) {
-    return InvalidArgument("keys and values of layer " + std::to_string(layer) + " differ in shape");
+    return InvalidArgument("keys and values of layer " + std::to_string(input.layer) + " differ in shape");
   }
   if (keys.head_dim < 8 || keys.head_dim % 8 != 0 || keys.head_dim > kMaxHeadDim) {
     return InvalidArgument("head_dim is " + std::to_string(keys.head_dim) + "; it must be a multiple of 8 up to " +
@@ -76,10 +79,10 @@ Status CheckInput(const LayerInput& input) {
     return InvalidArgument("the window has " + std::to_string(queries.tokens) + " queries; it must have from 1 to " +
                            std::to_string(keys.tokens));
   }
-  if (rope == nullptr || rope->head_dim() != keys.head_dim || first_position < 0 ||
-      first_position + keys.tokens > rope->max_position()) {
+  if (rope == nullptr || rope->head_dim() != keys.head_dim || input.first_position < 0 ||
+      input.first_position + keys.tokens > rope->max_position()) {
     return InvalidArgument("the RoPE table does not cover positions up to " +
-                           std::to_string(first_position + keys.tokens));
+                           std::to_string(input.first_position + keys.tokens));
   }
   return {};
 }
