@@ -46,10 +46,10 @@ struct CodecOptions {
   int pool = 7;         // odd average-pooling width of the anchor score, >= 1
   int sinks = 0;        // first positions pinned as anchors
   Ranking ranking = Ranking::kBlend;
-  double prior_phi = 8.0;  // phi of the `blend` rankings
-  bool pool_heads = true;  // residual budget shared by all heads of a layer; false: equal per head
+  double prior_phi = 8.0;   // phi of the `blend` rankings
+  bool pool_heads = true;   // residual budget shared by all heads of a layer; false: equal per head
   double key_share = 0.35;  // share of the residuals that keys get; a side's surplus passes to the other
-  int residual_bits = 2;   // 1..4, or 0: no residuals, the bytes go to anchors
+  int residual_bits = 2;    // 1..4, or 0: no residuals, the bytes go to anchors
   Surplus surplus = Surplus::kBits;
   ResidualScale scale = ResidualScale::kLeastSquares;
   Codebook codebook = Codebook::kLloydMax;

@@ -18,7 +18,7 @@ class PromptRecord {
   ~PromptRecord();
 
   int layers() const noexcept;
-  int64_t tokens() const noexcept;               // of all texts
+  int64_t tokens() const noexcept;  // of all texts
   const Observations& observed() const noexcept;
   int64_t resident_bytes() const noexcept;
 
