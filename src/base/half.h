@@ -38,4 +38,10 @@ constexpr uint16_t FloatToHalf(float f) noexcept {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
+// Numbers beyond +-65504 become +-65504: an infinite key would make its rows of attention meaningless.
+constexpr uint16_t FloatToFiniteHalf(float f) noexcept {
+  constexpr float kMaxHalf = 65504.0f;
+  return FloatToHalf(f > kMaxHalf ? kMaxHalf : f < -kMaxHalf ? -kMaxHalf : f);
+}
+
 }  // namespace anchorkv

@@ -13,6 +13,7 @@
 #include "base/aligned_buffer.h"
 #include "codec/alloc_guard.h"
 #include "codec/anchor_segment.h"
+#include "codec/rotated_keys.h"
 #include "codec/selection.h"
 #include "format/anchor_rounding.h"
 
@@ -97,23 +98,6 @@ LayerInput NarrowWindow(LayerInput input, int window) {
     input.prior.l += skip * q.heads;
   }
   return input;
-}
-
-// The keys at their positions, head-major, for the ablation that projects them after RoPE.
-Result<AlignedBuffer> RotatedKeys(const LayerInput& input) {
-  const HeadsView<const float>& k = input.keys;
-  AKV_ASSIGN_OR_RETURN(
-      AlignedBuffer buffer,
-      AlignedBuffer::Make(static_cast<size_t>(k.heads * k.tokens * k.head_dim) * sizeof(float), "rotated keys"));
-  const HeadsView<float> out = HeadMajor(buffer.as<float>(), k.heads, k.tokens, k.head_dim);
-#pragma omp parallel for collapse(2) schedule(static)
-  for (int64_t h = 0; h < k.heads; ++h) {
-    for (int64_t t = 0; t < k.tokens; ++t) {
-      std::copy_n(k.row(h, t), k.head_dim, out.row(h, t));
-      input.rope->Rotate(input.first_position + t, out.row(h, t));
-    }
-  }
-  return buffer;
 }
 
 // Placed layout for the slots that the selection takes; value slots padded per head.
