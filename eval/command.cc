@@ -387,7 +387,7 @@ void AddEvalCommand(CLI::App* app, Action* action) {
   list("-c,--ctx-size", o->lengths, "Prompt lengths in tokens (default: the model's context; ppl 512)", "N,...")
       ->check(Integer(64, kMaxTokens));
   list("--tasks", o->tasks, "Tasks of the suite, or all (default)", "NAME,...");
-  list("--kv", o->methods, "Methods: full, anchorkv[:PROFILE][:OPTION=VALUE]..., or a baseline", "NAME,...");
+  list("--kv", o->methods, "Methods: full, anchorkv[:PROFILE][:OPTION=VALUE]..., or a baseline; NAME@R at its own ratio", "NAME,...");
   list("--kv-ratio", o->ratios, "Ratios of the methods that have a budget (default 4)", "R,...")
       ->check(Number(1, kUnbounded));
   eval->add_option("--protocol", o->protocol, "agnostic | aware | both (default): is the question compressed too")

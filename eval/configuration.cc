@@ -1,6 +1,8 @@
 #include "eval/configuration.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <sstream>
 
 #include "codec/codec.h"
@@ -18,6 +20,13 @@ std::vector<std::string> Split(const std::string& text, char separator) {
 // "rank=random" -> --kv-rank=random; the flags that switch an ingredient off have names of their own.
 std::string AsFlag(const std::string& option) {
   return option.rfind("no-", 0) == 0 ? "--" + option : "--kv-" + option;
+}
+
+Result<double> ParseRatio(const std::string& text, const std::string& spec) {
+  char rest = 0;
+  double ratio = 0;
+  if (std::sscanf(text.c_str(), "%lf%c", &ratio, &rest) == 1 && ratio >= 1 && std::isfinite(ratio)) return ratio;
+  return InvalidArgument("--kv " + spec + ": the ratio '" + text + "' must be a number of at least 1");
 }
 
 Result<Configuration> ParseAnchorKv(const std::vector<std::string>& parts, const std::string& name,
@@ -83,10 +92,14 @@ Result<std::vector<Configuration>> ParseConfigurations(std::span<const std::stri
                                                        std::span<const double> ratios, const cli::MethodOptions& typed,
                                                        const nlohmann::json& typed_options) {
   std::vector<Configuration> all;
-  for (const std::string& name : names) {
+  for (const std::string& spec : names) {
+    const size_t at = spec.find('@');
+    const std::string name = spec.substr(0, at);
     const std::vector<std::string> parts = Split(name, ':');
     Configuration c;
     if (parts.empty()) return InvalidArgument("--kv: an empty method name");
+    double own_ratio = 0;
+    if (at != std::string::npos) AKV_ASSIGN_OR_RETURN(own_ratio, ParseRatio(spec.substr(at + 1), spec));
     if (parts[0] == "anchorkv") {
       AKV_ASSIGN_OR_RETURN(c, ParseAnchorKv(parts, name, typed, typed_options));
     } else {
@@ -100,10 +113,11 @@ Result<std::vector<Configuration>> ParseConfigurations(std::span<const std::stri
       }
     }
     if (c.is_full() || (c.baseline != nullptr && !c.baseline->has_budget())) {
+      if (own_ratio > 0) return InvalidArgument("--kv " + spec + ": " + c.method + " has no ratio to choose");
       all.push_back(c);
       continue;
     }
-    for (const double ratio : ratios) {
+    for (const double ratio : own_ratio > 0 ? std::span<const double>(&own_ratio, 1) : ratios) {
       c.ratio = ratio;
       c.codec.theta = 1 / ratio;
       all.push_back(c);

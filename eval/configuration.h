@@ -26,8 +26,8 @@ struct Configuration {
   std::string label() const;  // "snapkv 10x", "anchorkv:paper 20x rank=random"
 };
 
-// `names`: NAME[:PROFILE][:OPTION=VALUE]..., options as on the command line without "--kv-" ("rank=random",
-// "no-hadamard"), laid over `typed`. Methods with a budget appear once per ratio.
+// `names`: NAME[:PROFILE][:OPTION=VALUE]...[@RATIO], options as on the command line without "--kv-" ("rank=random",
+// "no-hadamard"), laid over `typed`. Methods with a budget appear once per ratio, or at their own.
 Result<std::vector<Configuration>> ParseConfigurations(std::span<const std::string> names,
                                                        std::span<const double> ratios, const cli::MethodOptions& typed,
                                                        const nlohmann::json& typed_options);
