@@ -1,9 +1,12 @@
 // RULER's 13 tasks in our own words, with the texts that tools/get-data fetches. docs/evaluation.md, "ruler".
+#include <algorithm>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "eval/suites/ruler_tasks.h"
 #include "eval/suites/suites.h"
+#include "eval/suites/text.h"
 
 namespace anchorkv {
 namespace {
@@ -77,10 +80,7 @@ class RulerSuite final : public Suite {
     }
     if (task == "vt") return VariableRecipe(random);
     if (task == "fwe") return CodedWordsRecipe(length, random);
-    if (task == "cwe") {
-      if (!words_.ok()) return words_.status();
-      return CommonWordsRecipe(words_.value().all, length, random);
-    }
+    if (task == "cwe") return CommonWords(length, random);
     const Result<QaSet>* questions = Questions(task);
     if (questions == nullptr) return UnknownTask(*this, task);
     if (!questions->ok()) return questions->status();
@@ -93,6 +93,20 @@ class RulerSuite final : public Suite {
     std::iota(order.begin(), order.end(), 0);
     Random(seed_, task, 0, 0).Shuffle(&order);
     return QaRecipe(questions->value(), order[static_cast<size_t>(index)], random);
+  }
+
+  // The word lists end at about 90K tokens; longer lists go on with words of the prose.
+  Result<Recipe> CommonWords(int64_t length, const Random& random) const {
+    if (!words_.ok()) return words_.status();
+    if (length <= 65536) return CommonWordsRecipe(words_.value().all, length, random);
+    if (!prose_.ok()) return prose_.status();
+    std::set<std::string> words(words_.value().all.begin(), words_.value().all.end());
+    for (const std::string& sentence : prose_.value()) {
+      for (const std::string& word : Words(sentence)) {
+        if (word.size() > 3 && std::all_of(word.begin(), word.end(), IsLower)) words.insert(word);
+      }
+    }
+    return CommonWordsRecipe({words.begin(), words.end()}, length, random);
   }
 
   uint64_t seed_;

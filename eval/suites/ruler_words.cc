@@ -89,7 +89,7 @@ Exercise CommonWords(Random* random, const std::vector<std::string>& words, List
 }  // namespace
 
 Recipe VariableRecipe(Random random) {
-  constexpr int64_t kExampleLines = 8;
+  constexpr int64_t kExampleLines = 12;
   Recipe recipe;
   recipe.min_size = kChain + kFreeUnits;
   recipe.build = [random](int64_t size) {

@@ -7,6 +7,7 @@ namespace anchorkv {
 
 Result<std::unique_ptr<Suite>> MakeSuite(std::string_view name, const SuiteOptions& options) {
   if (name == "ruler") return MakeRulerSuite(options);
+  if (name == "niah") return MakeNeedleSuite(options);
   return InvalidArgument("unknown suite '" + std::string(name) + "'; known: ruler, niah, longbench");
 }
 
