@@ -1,0 +1,1 @@
+"""Reports on evaluations of anchorkv. docs/reports.md."""
