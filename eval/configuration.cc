@@ -99,7 +99,9 @@ Result<std::vector<Configuration>> ParseConfigurations(std::span<const std::stri
     Configuration c;
     if (parts.empty()) return InvalidArgument("--kv: an empty method name");
     double own_ratio = 0;
-    if (at != std::string::npos) AKV_ASSIGN_OR_RETURN(own_ratio, ParseRatio(spec.substr(at + 1), spec));
+    if (at != std::string::npos) {
+      AKV_ASSIGN_OR_RETURN(own_ratio, ParseRatio(spec.substr(at + 1), spec));
+    }
     if (parts[0] == "anchorkv") {
       AKV_ASSIGN_OR_RETURN(c, ParseAnchorKv(parts, name, typed, typed_options));
     } else {
