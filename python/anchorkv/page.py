@@ -22,7 +22,7 @@ a { color: var(--ours); }
 nav ul { columns: 2; padding-left: 1.2rem; font-size: .9rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .28rem .55rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: .28rem .45rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; padding-left: .3rem; }
 tbody th { font-weight: normal; }
 small { color: var(--muted); font-size: .86em; }
@@ -31,12 +31,14 @@ tr.ours th, tr.ours td { background: var(--ours-back); }
 tr.ours th { color: var(--ours); font-weight: 700; }
 figure { margin: 1.2rem 0; }
 figure img { max-width: 100%; height: auto; display: block; }
+figure img.dark { display: none; }
+@media screen and (prefers-color-scheme: dark) { figure img.light { display: none; } figure img.dark { display: block; } }
 figcaption { color: var(--muted); font-size: .85rem; max-width: 60rem; }
 @media print {
   @page { size: A4 landscape; margin: 12mm; }
   body { padding: 0; max-width: none; font-size: 10pt; }
   table { font-size: 7pt; } th, td { padding: .2rem .4rem; } .scroll { overflow: visible; }
-  h2 { break-before: page; } h3, h4 { break-after: avoid; }
+  h2 ~ h2 { break-before: page; } h3, h4 { break-after: avoid; }
   figure, tr { break-inside: avoid; } thead { display: table-header-group; }
   figure img { max-height: 165mm; }
   nav { display: none; } .scroll table { max-width: 100%; } th, td { white-space: normal; }
@@ -46,9 +48,10 @@ figcaption { color: var(--muted); font-size: .85rem; max-width: 60rem; }
 
 def figure(title, caption, light, dark, width):
     """One picture in two themes. light, dark: SVG texts; width in CSS pixels."""
-    return (f'<figure><picture><source media="screen and (prefers-color-scheme: dark)" srcset="{_uri(dark)}">'
-            f'<img src="{_uri(light)}" width="{width}" alt="{html.escape(title)}"></picture>'
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>\n")
+    # Two images that CSS switches: the source of a <picture> stays as it is on the screen when the page is printed.
+    images = "".join(f'<img class={name} src="{_uri(svg)}" width="{width}" alt="{html.escape(title)}">'
+                     for name, svg in (("light", light), ("dark", dark)))
+    return (f"<figure>{images}<figcaption>{html.escape(caption)}</figcaption></figure>\n")
 
 
 def _uri(svg):

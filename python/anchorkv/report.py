@@ -47,7 +47,7 @@ class Writer:
 
     def _save(self, drawn, name, theme):
         stem = name + ("-dark" if theme is style.DARK else "")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         drawn.savefig(self.folder / f"{stem}.png", dpi=150)
         image = io.BytesIO()
         # No date in it: equal results give equal files.

@@ -101,9 +101,9 @@ def probability(p):
 # What a table is about
 
 def listed(numbers):
-    """'512', '512 and 2,048', '512 to 8,192'."""
+    """'512', '512 and 2,048', '3 lengths from 512 to 8,192'."""
     texts = [f"{n:,}" for n in numbers]
-    return " and ".join(texts) if len(texts) < 3 else f"{texts[0]} to {texts[-1]} ({len(texts)} lengths)"
+    return " and ".join(texts) if len(texts) < 3 else f"{len(texts)} lengths from {texts[0]} to {texts[-1]}"
 
 
 def model_line(panel):
@@ -151,7 +151,7 @@ def main_table(panel, summaries, title):
         ("retention, %", "retention", lambda s: points(s["retention"])),
         ("KL, nats", "kl", lambda s: nats(s["kl"])),
         ("gold NLL over full's", ("gold_nll", "full"), lambda s: nats(s["gold_nll", "full"], signed=True)),
-        ("same top-1, %", "top1", lambda s: points(s["top1"])),
+        ("same top-1, %", "top1", lambda s: plain(100 * s["top1"].mean, 1)),
         ("perplexity, % over full's", "log_ppl_ratio",
          lambda s: interval(s["log_ppl_ratio"], lambda x: plain(100 * math.expm1(x), 1, signed=True))),
         ("KL p50", "kl_p50", lambda s: plain(s["kl_p50"].mean, digits(s["kl_p50"].mean))),
