@@ -21,13 +21,18 @@ Result<Sample> ReadDocumentSample(const std::string& path, int index, int max_ne
   if (!json.is_array() || json.empty()) return DataLoss(questions + " is not a JSON list of questions");
   for (const auto& item : json) {
     const auto is_text = [&](const char* name) { return item.contains(name) && item[name].is_string(); };
-    if (!item.is_object() || !is_text("question") || !is_text("answer")) {
-      return DataLoss(questions + ": every entry needs a 'question' and an 'answer'");
-    }
     Question question;
+    if (item.is_object() && is_text("answer")) question.answers = {item["answer"]};
+    if (item.is_object() && item.contains("answers") && item["answers"].is_array()) {
+      for (const auto& answer : item["answers"]) {
+        if (answer.is_string()) question.answers.push_back(answer);
+      }
+    }
+    if (question.answers.empty() || !is_text("question")) {
+      return DataLoss(questions + ": every entry needs a 'question' and an 'answer' or a list of 'answers'");
+    }
     question.question = item["question"];
-    question.answers = {item["answer"]};
-    question.metric = Metric::kMatchAny;
+    question.metric = Metric::kMatchAll;
     question.max_new_tokens = max_new_tokens;
     sample.questions.push_back(std::move(question));
     if (item.contains("depth") && item["depth"].is_number()) sample.depths.push_back(item["depth"]);
