@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "runtime/prefill.h"
@@ -37,11 +36,11 @@ class Recorder final : public LayerConsumer {
   std::unique_ptr<Pending> pending_;
 };
 
+inline constexpr int kRepeatSinks = 4;
+
 // KVzip's observation: runs a prompt that repeats a stretch of the record and keeps, per layer and kv head, the
 // largest weight that a position of the stretch gets from any of the prompt's queries, softmax being taken over the
 // record's first kRepeatSinks positions (as far as they come before the stretch), the stretch and the prompt itself.
-inline constexpr int kRepeatSinks = 4;
-
 class RepeatObserver final : public LayerConsumer {
  public:
   // Weights are merged into `weights`, [kv_heads, record tokens] per layer; both must outlive the object.
