@@ -8,6 +8,7 @@ namespace anchorkv {
 Result<std::unique_ptr<Suite>> MakeSuite(std::string_view name, const SuiteOptions& options) {
   if (name == "ruler") return MakeRulerSuite(options);
   if (name == "niah") return MakeNeedleSuite(options);
+  if (name == "longbench") return MakeLongBenchSuite(options);
   return InvalidArgument("unknown suite '" + std::string(name) + "'; known: ruler, niah, longbench");
 }
 
