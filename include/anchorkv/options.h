@@ -49,7 +49,7 @@ struct CodecOptions {
   double prior_phi = 8.0;   // phi of the `blend` rankings
   bool pool_heads = true;   // residual budget shared by all heads of a layer; false: equal per head
   double key_share = 0.35;  // of the residuals that keys get while there are too few for every vector
-  int residual_bits = 2;    // 1..4, or 0: no residuals, the bytes go to anchors
+  int residual_bits = 3;    // 1..4, or 0: no residuals, the bytes go to anchors
   Surplus surplus = Surplus::kBits;
   ResidualScale scale = ResidualScale::kLeastSquares;
   Codebook codebook = Codebook::kLloydMax;

@@ -148,6 +148,11 @@ class Planner {
   Candidate Spend(int64_t anchors) const {
     const int bits = options_.residual_bits;
     if (bits == 0) return MoreAnchors(anchors, 0);
+    // A residual for every vector comes first, if it is only a bit narrower.
+    if (options_.surplus == Surplus::kBits && bits > 1 && Fits(AllVectors(shape_, anchors, bits - 1)) &&
+        !Fits(AllVectors(shape_, anchors, bits))) {
+      return Widen(anchors, bits - 1);
+    }
     const Candidate residuals = Residuals(anchors);
     const int64_t cap = Vectors(shape_, anchors);
     const bool all = residuals.slots[kKeys][0] == cap && residuals.slots[kValues][0] == cap;

@@ -86,6 +86,7 @@ CodecOptions CodecOptions::ForProfile(Profile profile) {
   if (profile == Profile::kPaper) {
     options.ranking = Ranking::kUtility;
     options.key_share = 0.5;
+    options.residual_bits = 2;
     options.surplus = Surplus::kNone;
   }
   return options;

@@ -124,8 +124,9 @@ TEST(Budget, NeverExceedsThetaAndMaxRatioIsTheEdge) {
     }
     layout.Place();
     EXPECT_LE(static_cast<int64_t>(layout.total_bytes), b.total_bytes) << what;
-    // Keys have their share, rounded down, unless the values have no room for the rest.
-    if (options.pool_heads && b.slots[kKeys][1] + b.slots[kValues][1] == 0 && b.slots[kValues][0] < vectors) {
+    // Keys have their share, rounded down, unless a side has no room for more.
+    if (options.pool_heads && b.slots[kKeys][1] + b.slots[kValues][1] == 0 && b.slots[kKeys][0] < vectors &&
+        b.slots[kValues][0] < vectors) {
       const int64_t total = b.slots[kKeys][0] + b.slots[kValues][0];
       EXPECT_EQ(b.slots[kKeys][0], static_cast<int64_t>(options.key_share * static_cast<double>(total))) << what;
     }
@@ -195,6 +196,7 @@ TEST(Budget, SurplusAnchorsAndNone) {
   const LayerShape shape{3, 64, 7500};
   CodecOptions options = Options(Profile::kBlend, 3);
   options.surplus = Surplus::kAnchors;
+  options.residual_bits = 2;
   const Budget anchors = Plan(shape, options);
   EXPECT_GT(anchors.anchors, AnchorCount(options, 7500));
   EXPECT_EQ(anchors.bits[kKeys][0], 2);

@@ -17,6 +17,7 @@ TEST(Options, PaperProfileIsThePaper) {
   EXPECT_EQ(o.pool, 7);
   EXPECT_EQ(o.ranking, Ranking::kUtility);
   EXPECT_EQ(o.residual_bits, 2);
+  EXPECT_EQ(o.key_share, 0.5);
   EXPECT_EQ(o.surplus, Surplus::kNone);
   EXPECT_TRUE(o.pool_heads && o.hadamard && o.pre_rope);
   EXPECT_EQ(AnchorCount(o, 1000), 32);
@@ -30,6 +31,8 @@ TEST(Options, BlendProfileHasMoreAnchorsOnShortPrompts) {
   EXPECT_EQ(o.ranking, Ranking::kBlend);
   EXPECT_EQ(o.prior_phi, 8.0);
   EXPECT_EQ(o.surplus, Surplus::kBits);
+  EXPECT_EQ(o.residual_bits, 3);
+  EXPECT_EQ(o.key_share, 0.35);
   EXPECT_EQ(AnchorCount(o, 1000), 64);
   EXPECT_EQ(AnchorCount(o, 8192), 64);
   EXPECT_EQ(AnchorCount(o, 8320), 65);
@@ -81,6 +84,8 @@ TEST(Options, EachRangeIsChecked) {
       {"pool", [](auto* o) { o->pool = -3; }},
       {"prior_phi", [](auto* o) { o->prior_phi = -0.5; }},
       {"prior_phi", [](auto* o) { o->prior_phi = INFINITY; }},
+      {"key_share", [](auto* o) { o->key_share = 1.5; }},
+      {"key_share", [](auto* o) { o->key_share = NAN; }},
       {"residual_bits", [](auto* o) { o->residual_bits = 5; }},
       {"residual_bits", [](auto* o) { o->residual_bits = -1; }},
   };
