@@ -34,7 +34,10 @@ Status ReadJson(const std::string& path, const Read& read) {
 
 Result<std::vector<std::string>> ReadWords(const std::string& path) {
   AKV_ASSIGN_OR_RETURN(const std::string text, ReadDataFile(path));
-  std::vector<std::string> words = Words(text);
+  std::vector<std::string> words;
+  for (const std::string_view line : Split(text, '\n')) {
+    if (Words(line).size() == 1) words.emplace_back(Strip(line));  // a few entries are phrases
+  }
   if (words.empty()) return DataLoss(path + " holds no word");
   return words;
 }

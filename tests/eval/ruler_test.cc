@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 
@@ -334,6 +336,47 @@ TEST(RulerWithoutData, DamagedFilesAreNamed) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     EXPECT_NE(status.message().find(file), std::string::npos) << status.message();
   }
+}
+
+// Published samples of the original, if tools/get-data has fetched them: lines of the same shape as ours, as many of
+// them for their length, and a careful reader finds the answer that the scores accept.
+TEST(PublishedSamples, OursHaveTheSameForm) {
+  const char* home = std::getenv("HOME");
+  const char* cache = std::getenv("ANCHORKV_CACHE");
+  const std::string base = cache != nullptr ? cache : std::string(home != nullptr ? home : "") + "/.cache/anchorkv";
+  const Result<std::string> file = ReadDataFile(base + "/data/ruler/niah_multikey_3.jsonl");
+  if (!file.ok()) GTEST_SKIP() << file.status().message();
+  const std::regex line(R"(magic uuids? for ([0-9a-f-]{36}) is: ([0-9a-f-]{36})\.)");
+  const std::regex asked(R"(magic uuid for ([0-9a-f-]{36}) )");
+  const auto needles = [&](const std::string& text) {
+    std::map<std::string, std::string> found;
+    for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it) found[(*it)[1]] = (*it)[2];
+    return found;
+  };
+  int samples = 0;
+  for (const std::string_view row : Split(*file, '\n')) {
+    if (row.empty()) continue;
+    const auto entry = nlohmann::json::parse(row);
+    const auto text = entry.at("input").get<std::string>();
+    std::smatch query;
+    const std::string tail = text.substr(text.size() - 300);
+    ASSERT_TRUE(std::regex_search(tail, query, asked));
+    Question question;
+    question.answers = entry.at("outputs").get<std::vector<std::string>>();
+    EXPECT_EQ(Score(question, needles(text)[query[1]]), 1.0);
+    EXPECT_EQ(Occurrences(text, question.answers.at(0)), 1);
+    if (samples == 0) {
+      const auto characters = [](const Sample& sample, const Question& ask) {
+        return static_cast<int64_t>(Prompt(sample, ask).size());
+      };
+      const Result<Sample> ours =
+          Ruler("/nowhere")->Make("niah_multikey_3", static_cast<int64_t>(text.size()), 0, characters);
+      ASSERT_TRUE(ours.ok()) << ours.status().message();
+      EXPECT_NEAR(static_cast<double>(needles(ours->context).size()), static_cast<double>(needles(text).size()), 4);
+    }
+    ++samples;
+  }
+  EXPECT_EQ(samples, 500);
 }
 
 TEST(SplitSentences, KeepsAbbreviationsTogether) {

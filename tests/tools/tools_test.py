@@ -162,5 +162,23 @@ class CompareAnswers(Scratch):
         self.assertIn("1.0 MiB of 4.0 MiB", self.table(""))
 
 
+class GetData(Scratch):
+    def test_unknown_name_is_an_error(self):
+        result = run("get-data", "--data", self.folder / "data", "novels")
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(len(result.stderr.splitlines()), 1)
+        self.assertIn("'novels'", result.stderr)
+        self.assertIn("squad", result.stderr)
+
+    def test_unreachable_repositories_are_named_and_leave_nothing(self):
+        config = self.write("gitconfig", f'[url "{self.folder}/nowhere/"]\n\tinsteadOf = https://github.com/\n')
+        result = run("get-data", "--data", self.folder / "data", "squad", "ruler", GIT_CONFIG_GLOBAL=str(config))
+        self.assertEqual(result.returncode, 1)
+        for name in ("squad", "ruler"):
+            self.assertIn(f"\n{name}: git fetch of https://github.com/", "\n" + result.stderr)
+        self.assertTrue(result.stderr.rstrip().endswith("2 of 2 not fetched: squad, ruler"), result.stderr)
+        self.assertEqual([path.name for path in (self.folder / "data").iterdir()], [".lock"])
+
+
 if __name__ == "__main__":
     unittest.main()
