@@ -49,7 +49,9 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
   AKV_ASSIGN_OR_RETURN(result.gold_nll, GoldNll(cache, turn, first));
 
   // The answer. As long as it repeats the full cache's answer, its logits are the teacher-forced ones.
-  const auto full_row = [&](int64_t i) { return std::span(other->logits).subspan(static_cast<size_t>(i) * vocab, vocab); };
+  const auto full_row = [&](int64_t i) {
+    return std::span(other->logits).subspan(static_cast<size_t>(i) * vocab, vocab);
+  };
   Distance distance;
   int64_t compared = 0;
   bool same = other != nullptr;
@@ -74,9 +76,9 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
   if (other != nullptr && compared < other->positions) {
     // The rest of the full cache's answer, from where this one left it.
     AKV_RETURN_IF_ERROR(cache->Truncate(asked + compared - 1));
-    const std::span<const int32_t> rest = std::span(other->tokens)
-                                              .subspan(static_cast<size_t>(compared - 1),
-                                                       static_cast<size_t>(other->positions - compared));
+    const std::span<const int32_t> rest =
+        std::span(other->tokens)
+            .subspan(static_cast<size_t>(compared - 1), static_cast<size_t>(other->positions - compared));
     std::vector<float> rows;
     AKV_RETURN_IF_ERROR(engine_->Append(cache, rest, &rows, /*all_logits=*/true));
     for (size_t i = 0; i < rest.size(); ++i) {

@@ -1,4 +1,6 @@
 // `anchorkv eval`: regenerates every comparison. docs/evaluation.md.
+#include "cli/command.h"
+
 #include <fmt/format.h>
 #include <omp.h>
 
@@ -8,7 +10,6 @@
 #include <map>
 #include <memory>
 
-#include "cli/command.h"
 #include "cli/document.h"
 #include "cli/interrupt.h"
 #include "cli/kv_options.h"
@@ -60,9 +61,9 @@ constexpr const char* kAblations[] = {
     "anchorkv:paper:rank=norm",
     "anchorkv:paper:rank=attention",
     "anchorkv:paper:rank=random",
-    "anchorkv:paper:rho=1",        // no random anchors
-    "anchorkv:paper:per-head",     // no pooling of the budget over heads
-    "anchorkv:paper:bits=0",       // no residuals, the bytes go to anchors
+    "anchorkv:paper:rho=1",                                              // no random anchors
+    "anchorkv:paper:per-head",                                           // no pooling of the budget over heads
+    "anchorkv:paper:bits=0",                                             // no residuals, the bytes go to anchors
     "anchorkv:paper:no-hadamard:codebook=uniform:scale=absmax-literal",  // plain 2-bit
     "anchorkv:paper:scale=absmax-literal",
     "anchorkv:paper:no-pre-rope",
@@ -86,7 +87,8 @@ Result<Shard> ParseShard(const std::string& text) {
   Shard shard;
   char rest = 0;
   long long index = 0, count = 0;
-  if (std::sscanf(text.c_str(), "%lld/%lld%c", &index, &count, &rest) != 2 || count < 1 || index < 0 || index >= count) {
+  if (std::sscanf(text.c_str(), "%lld/%lld%c", &index, &count, &rest) != 2 || count < 1 || index < 0 ||
+      index >= count) {
     return InvalidArgument("--shard is '" + text + "'; it must be I/N with 0 <= I < N");
   }
   shard.index = index;
@@ -96,7 +98,8 @@ Result<Shard> ParseShard(const std::string& text) {
 
 Result<std::string> FileHash(const std::string& path) {
   AKV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Map(path));
-  return fmt::format("{:016x}", static_cast<uint64_t>(XXH3_64bits(file.data(), static_cast<size_t>(file.size_bytes()))));
+  return fmt::format("{:016x}",
+                     static_cast<uint64_t>(XXH3_64bits(file.data(), static_cast<size_t>(file.size_bytes()))));
 }
 
 // What is printed while the work goes on: one line per unit, with the time left.
@@ -210,8 +213,8 @@ Runner::Hooks Evaluation::Hooks() {
   hooks.wanted = [this](const Row& row) { return !results_->Has(row); };
   hooks.emit = [this](const Row& row) {
     const std::string profile = row.value("profile", "");
-    std::string label = row.value("protocol", "") + " " + row.value("method", "") +
-                        (profile.empty() ? "" : ":" + profile);
+    std::string label =
+        row.value("protocol", "") + " " + row.value("method", "") + (profile.empty() ? "" : ":" + profile);
     if (row.contains("ratio") && row["ratio"].is_number()) label += fmt::format(" {:g}x", row["ratio"].get<double>());
     if (row.contains("options") && !row["options"].empty()) label += " " + row["options"].dump();
     auto found = std::find_if(totals_.begin(), totals_.end(), [&](const auto& entry) { return entry.first == label; });
@@ -241,8 +244,8 @@ Result<std::vector<Evaluation::Unit>> Evaluation::Units() {
   }
   const bool own = options_.suite == "niah" || options_.suite == "longbench";
   const std::string folder = options_.data.empty() ? DefaultDataFolder() : options_.data;
-  AKV_ASSIGN_OR_RETURN(suite_, MakeSuite(own ? options_.suite : "ruler",
-                                         SuiteOptions{folder, static_cast<uint64_t>(options_.seed)}));
+  AKV_ASSIGN_OR_RETURN(
+      suite_, MakeSuite(own ? options_.suite : "ruler", SuiteOptions{folder, static_cast<uint64_t>(options_.seed)}));
   std::vector<std::string> tasks;
   for (const std::string& task : options_.tasks) {
     const std::vector<std::string> all = suite_->tasks();
@@ -299,8 +302,8 @@ Status Evaluation::RunText() {
   const int64_t chunk = options_.lengths.empty() ? int64_t{512} : options_.lengths.front();
   for (const std::string& path : options_.files) {
     AKV_ASSIGN_OR_RETURN(const std::string text, ReadDocument(path));
-    AKV_ASSIGN_OR_RETURN(
-        input, CutText(*tokenizer_, std::filesystem::path(path).filename(), text, chunk, options_.samples));
+    AKV_ASSIGN_OR_RETURN(input,
+                         CutText(*tokenizer_, std::filesystem::path(path).filename(), text, chunk, options_.samples));
     AKV_RETURN_IF_ERROR(
         RunPerplexity(engine_.get(), *tokenizer_, *backend_, runner_->options(), std::move(input), Hooks()));
   }
@@ -387,7 +390,8 @@ void AddEvalCommand(CLI::App* app, Action* action) {
   list("-c,--ctx-size", o->lengths, "Prompt lengths in tokens (default: the model's context; ppl 512)", "N,...")
       ->check(Integer(64, kMaxTokens));
   list("--tasks", o->tasks, "Tasks of the suite, or all (default)", "NAME,...");
-  list("--kv", o->methods, "Methods: full, anchorkv[:PROFILE][:OPTION=VALUE]..., or a baseline; NAME@R at its own ratio", "NAME,...");
+  list("--kv", o->methods,
+       "Methods: full, anchorkv[:PROFILE][:OPTION=VALUE]..., or a baseline; NAME@R at its own ratio", "NAME,...");
   list("--kv-ratio", o->ratios, "Ratios of the methods that have a budget (default 4)", "R,...")
       ->check(Number(1, kUnbounded));
   eval->add_option("--protocol", o->protocol, "agnostic | aware | both (default): is the question compressed too")
@@ -396,7 +400,9 @@ void AddEvalCommand(CLI::App* app, Action* action) {
   eval->add_option("--samples", o->samples, "Samples per task and length; chunks for ppl (default 10)")
       ->type_name("N")
       ->check(Integer(1, kNoLimit));
-  eval->add_option("-s,--seed", o->seed, "Seed of the samples (default 0)")->type_name("N")->check(Integer(0, kNoLimit));
+  eval->add_option("-s,--seed", o->seed, "Seed of the samples (default 0)")
+      ->type_name("N")
+      ->check(Integer(0, kNoLimit));
   eval->add_option("-f,--file", o->files, "Texts of documents and ppl; FILE.json beside a document has its questions")
       ->type_name("FILE...")
       ->take_all();
@@ -414,7 +420,9 @@ void AddEvalCommand(CLI::App* app, Action* action) {
       ->type_name("I/N");
   eval->add_option("--chat-template", o->chat_template, "A built-in chat template, or none (default: the model's)")
       ->type_name("NAME");
-  eval->add_option("-t,--threads", o->threads, "Threads; 0 all cores (default)")->type_name("N")->check(Integer(0, 512));
+  eval->add_option("-t,--threads", o->threads, "Threads; 0 all cores (default)")
+      ->type_name("N")
+      ->check(Integer(0, 512));
   eval->add_flag("-v,--verbose", o->verbose, "Show the messages of ggml and libllama");
   AddMethodOptions(eval, &o->method);
   eval->callback([o, eval, action] {

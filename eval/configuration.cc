@@ -18,9 +18,7 @@ std::vector<std::string> Split(const std::string& text, char separator) {
 }
 
 // "rank=random" -> --kv-rank=random; the flags that switch an ingredient off have names of their own.
-std::string AsFlag(const std::string& option) {
-  return option.rfind("no-", 0) == 0 ? "--" + option : "--kv-" + option;
-}
+std::string AsFlag(const std::string& option) { return option.rfind("no-", 0) == 0 ? "--" + option : "--kv-" + option; }
 
 Result<double> ParseRatio(const std::string& text, const std::string& spec) {
   char rest = 0;
@@ -142,8 +140,7 @@ Observations Observed(std::span<const Configuration> configurations) {
   return all;
 }
 
-Result<std::vector<std::shared_ptr<const Segment>>> Compress(const Configuration& c,
-                                                             std::span<const LayerInput> layers,
+Result<std::vector<std::shared_ptr<const Segment>>> Compress(const Configuration& c, std::span<const LayerInput> layers,
                                                              std::span<const int64_t> layer_bytes,
                                                              const Backend& backend) {
   if (c.baseline != nullptr) return c.baseline->Compress(layers, layer_bytes, backend);

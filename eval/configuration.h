@@ -15,11 +15,11 @@
 namespace anchorkv {
 
 struct Configuration {
-  std::string method;                     // "full", "anchorkv" or the name of a baseline
-  std::string profile;                    // of anchorkv
-  double ratio = 0;                       // asked for; 0: the method's rate is its own
-  CodecOptions codec;                     // of anchorkv, theta = 1 / ratio
-  nlohmann::json options;                 // what was typed beside the profile, as a results file states it
+  std::string method;                      // "full", "anchorkv" or the name of a baseline
+  std::string profile;                     // of anchorkv
+  double ratio = 0;                        // asked for; 0: the method's rate is its own
+  CodecOptions codec;                      // of anchorkv, theta = 1 / ratio
+  nlohmann::json options;                  // what was typed beside the profile, as a results file states it
   std::shared_ptr<const Method> baseline;  // of baselines
 
   bool is_full() const noexcept { return method == "full"; }

@@ -17,9 +17,9 @@ struct Quantile {
   const char* name;
   double q;
 };
-constexpr Quantile kQuantiles[] = {{"kl_max", 1},     {"kl_p999", .999}, {"kl_p99", .99}, {"kl_p95", .95},
-                                   {"kl_p90", .90},   {"kl_median", .5}, {"kl_p10", .10}, {"kl_p05", .05},
-                                   {"kl_p01", .01},   {"kl_p001", .001}, {"kl_min", 0}};
+constexpr Quantile kQuantiles[] = {{"kl_max", 1},   {"kl_p999", .999}, {"kl_p99", .99}, {"kl_p95", .95},
+                                   {"kl_p90", .90}, {"kl_median", .5}, {"kl_p10", .10}, {"kl_p05", .05},
+                                   {"kl_p01", .01}, {"kl_p001", .001}, {"kl_min", 0}};
 
 // Log-probabilities as llama-perplexity stores them: per position a float scale and a float offset, then 16 bits
 // per token, an even number of them.
@@ -144,9 +144,10 @@ Status RunPerplexity(Engine* engine, const Tokenizer& tokenizer, const Backend& 
     for (const Configuration& c : options.configurations) {
       Contender contender;
       contender.configuration = &c;
-      contender.row = {{"suite", "ppl"},          {"task", input.name},        {"sample", chunk},
-                       {"length", input.chunk},   {"protocol", "agnostic"},    {"method", c.method},
-                       {"profile", c.profile},    {"ratio", c.ratio > 0 ? Row(c.ratio) : Row()},
+      contender.row = {{"suite", "ppl"},         {"task", input.name},
+                       {"sample", chunk},        {"length", input.chunk},
+                       {"protocol", "agnostic"}, {"method", c.method},
+                       {"profile", c.profile},   {"ratio", c.ratio > 0 ? Row(c.ratio) : Row()},
                        {"options", c.options}};
       contender.row.update(options.columns);
       if (hooks.wanted(contender.row)) contenders.push_back(std::move(contender));

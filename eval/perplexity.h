@@ -12,12 +12,12 @@
 namespace anchorkv {
 
 struct PerplexityInput {
-  std::string name;              // of the text, for the rows
-  std::vector<int32_t> tokens;   // chunks x chunk of them
+  std::string name;             // of the text, for the rows
+  std::vector<int32_t> tokens;  // chunks x chunk of them
   int64_t chunk = 0;
   int64_t chunks = 0;
-  std::string base_path;         // a file of llama-perplexity --kl-divergence-base: reference instead of the full cache
-  int64_t base_offset = 0;       // where its log-probabilities begin
+  std::string base_path;    // a file of llama-perplexity --kl-divergence-base: reference instead of the full cache
+  int64_t base_offset = 0;  // where its log-probabilities begin
 };
 
 // The text cut into chunks; max_chunks 0: all whole chunks. kInvalidArgument when it is shorter than one.

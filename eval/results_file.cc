@@ -11,13 +11,14 @@
 namespace anchorkv {
 namespace {
 
-constexpr const char* kIdentity[] = {"suite",    "task",   "sample",  "question", "length", "seed", "protocol",
-                                     "method",   "profile", "ratio",   "options",  "model_hash", "layer", "band"};
+constexpr const char* kIdentity[] = {"suite",  "task",    "sample", "question", "length",     "seed",  "protocol",
+                                     "method", "profile", "ratio",  "options",  "model_hash", "layer", "band"};
 
 template <typename Json>
 std::string Identity(const Json& row) {
   nlohmann::json identity = nlohmann::json::array();  // `json` sorts the keys of the options
-  for (const char* name : kIdentity) identity.push_back(row.contains(name) ? nlohmann::json(row[name]) : nlohmann::json());
+  for (const char* name : kIdentity)
+    identity.push_back(row.contains(name) ? nlohmann::json(row[name]) : nlohmann::json());
   return identity.dump();
 }
 

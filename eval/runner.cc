@@ -109,15 +109,9 @@ Result<Turn> Runner::MakeTurn(const Question& question, std::span<const int32_t>
 }
 
 Row Runner::Identity(const Sample& sample, size_t question, Protocol protocol, const Configuration& c) const {
-  Row row = {{"suite", sample.suite},
-             {"task", sample.task},
-             {"sample", sample.index},
-             {"question", question},
-             {"length", sample.length},
-             {"protocol", Name(protocol)},
-             {"method", c.method},
-             {"profile", c.profile},
-             {"ratio", c.ratio > 0 ? Row(c.ratio) : Row()},
+  Row row = {{"suite", sample.suite}, {"task", sample.task},     {"sample", sample.index},
+             {"question", question},  {"length", sample.length}, {"protocol", Name(protocol)},
+             {"method", c.method},    {"profile", c.profile},    {"ratio", c.ratio > 0 ? Row(c.ratio) : Row()},
              {"options", c.options}};
   row.update(options_.columns);
   return row;
@@ -125,9 +119,8 @@ Row Runner::Identity(const Sample& sample, size_t question, Protocol protocol, c
 
 Status Runner::Run(const Sample& sample, const Hooks& hooks) {
   const auto missing = [&](Protocol protocol, size_t question) {
-    return std::any_of(options_.configurations.begin(), options_.configurations.end(), [&](const Configuration& c) {
-      return hooks.wanted(Identity(sample, question, protocol, c));
-    });
+    return std::any_of(options_.configurations.begin(), options_.configurations.end(),
+                       [&](const Configuration& c) { return hooks.wanted(Identity(sample, question, protocol, c)); });
   };
   std::vector<std::pair<Protocol, size_t>> todo;
   for (const Protocol protocol : options_.protocols) {
@@ -209,8 +202,8 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
     // An anchorkv configuration is compressed in any case: baselines get the bytes that it achieves.
     if (wanted.empty() && c.method != "anchorkv") continue;
     if (c.baseline != nullptr && c.baseline->observations().reconstruction && !observed) {
-      AKV_RETURN_IF_ERROR(ObserveReconstruction(engine_, *tokenizer_, frame(sample).after, prompt->tokens,
-                                                prompt->record.get()));
+      AKV_RETURN_IF_ERROR(
+          ObserveReconstruction(engine_, *tokenizer_, frame(sample).after, prompt->tokens, prompt->record.get()));
       observed = true;
     }
     const std::vector<LayerInput> layers = Layers(*prompt->record);
@@ -235,8 +228,8 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
     for (const size_t i : wanted) {
       start = std::chrono::steady_clock::now();
       AKV_ASSIGN_OR_RETURN(const AnswerScore answer, answerer.Compare(cache.get(), turns[i], references[i]));
-      AKV_RETURN_IF_ERROR(finish(i, Identity(sample, questions[i], protocol, c), answer, *cache,
-                                 compress_s + SecondsSince(start)));
+      AKV_RETURN_IF_ERROR(
+          finish(i, Identity(sample, questions[i], protocol, c), answer, *cache, compress_s + SecondsSince(start)));
     }
   }
   return {};

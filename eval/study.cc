@@ -11,8 +11,11 @@ namespace anchorkv {
 namespace {
 
 Row StudyRow(const char* suite, const Sample& sample, const RunnerOptions& options) {
-  Row row = {{"suite", suite},           {"task", sample.task},    {"sample", sample.index},
-             {"length", sample.length}, {"protocol", "agnostic"}};
+  Row row = {{"suite", suite},
+             {"task", sample.task},
+             {"sample", sample.index},
+             {"length", sample.length},
+             {"protocol", "agnostic"}};
   row.update(options.columns);
   return row;
 }
@@ -159,8 +162,7 @@ Status RunDistort(Runner* runner, Engine* engine, const Tokenizer& tokenizer, co
     const HeadsView<const float> queries = record->last_text_queries(i);
     const int rows = static_cast<int>(queries.tokens) * layer.gqa_ratio();
     AKV_ASSIGN_OR_RETURN(const AlignedBuffer rotated, Rotated(layer, context));
-    const HeadsView<const float> keys =
-        HeadMajor(rotated.as<float>(), layer.keys.heads, context, layer.keys.head_dim);
+    const HeadsView<const float> keys = HeadMajor(rotated.as<float>(), layer.keys.heads, context, layer.keys.head_dim);
     if (layer.values.token_stride != keys.token_stride) return Internal("keys and values of a record differ in stride");
     std::vector<float> exact, own;
     AKV_RETURN_IF_ERROR(AttendAll(
@@ -218,9 +220,9 @@ Status RunCosine(Runner* runner, Engine* engine, const Backend& backend, const S
           ChooseAnchors(scores, heads, options, AnchorCount(options, layer.keys.tokens), i);
       AKV_RETURN_IF_ERROR(BestCosines(layer.keys, anchors, backend, &before));
       AKV_ASSIGN_OR_RETURN(const AlignedBuffer rotated, Rotated(layer, layer.keys.tokens));
-      AKV_RETURN_IF_ERROR(BestCosines(
-          HeadMajor(rotated.as<float>(), layer.keys.heads, layer.keys.tokens, layer.keys.head_dim), anchors,
-          backend, &after));
+      AKV_RETURN_IF_ERROR(
+          BestCosines(HeadMajor(rotated.as<float>(), layer.keys.heads, layer.keys.tokens, layer.keys.head_dim), anchors,
+                      backend, &after));
     }
     Row row = row_of(band);
     row["pre_rope"] = Median(&before);

@@ -16,8 +16,8 @@ class Divergence {
   int64_t count() const noexcept { return static_cast<int64_t>(kl_.size()); }
   double nll() const noexcept { return nll_ / static_cast<double>(count()); }  // mean; perplexity = exp(nll)
   double reference_nll() const noexcept { return reference_nll_ / static_cast<double>(count()); }
-  double kl() const noexcept;                        // mean KL(reference || logits)
-  double kl_quantile(double q) const;                // q in [0, 1], linear between order statistics
+  double kl() const noexcept;          // mean KL(reference || logits)
+  double kl_quantile(double q) const;  // q in [0, 1], linear between order statistics
   double same_top() const noexcept { return static_cast<double>(same_top_) / static_cast<double>(count()); }
   void Merge(const Divergence& other);
 

@@ -26,8 +26,8 @@ class ResultsFileTest : public testing::Test {
     return text.str();
   }
   static Row Identity(int sample, double ratio = 4) {
-    return {{"suite", "ruler"}, {"task", "vt"}, {"sample", sample}, {"question", 0}, {"ratio", ratio},
-            {"options", {{"rank", "norm"}, {"bits", "2"}}}};
+    return {{"suite", "ruler"}, {"task", "vt"},   {"sample", sample},
+            {"question", 0},    {"ratio", ratio}, {"options", {{"rank", "norm"}, {"bits", "2"}}}};
   }
   static Row Measured(int sample, double score) {
     Row row = Identity(sample);
