@@ -55,6 +55,7 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
   Distance distance;
   int64_t compared = 0;
   bool same = other != nullptr;
+  bool has_text = false;
   std::vector<int32_t> answer;
   std::vector<float> logits = first;
   while (true) {
@@ -65,9 +66,9 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
     if (same && compared < other->positions) distance.Add(full_row(compared++), logits);
     const int32_t token = ArgMax(logits);
     if (tokenizer_->IsEndOfGeneration(token) || static_cast<int>(answer.size()) == turn.question->max_new_tokens) break;
-    if (turn.question->stop_at_newline && !answer.empty() && tokenizer_->Piece(token).find('\n') != std::string::npos) {
-      break;
-    }
+    const std::string piece = tokenizer_->Piece(token);
+    if (turn.question->stop_at_newline && has_text && piece.find('\n') != std::string::npos) break;
+    has_text |= piece.find_first_not_of(" \t\n\r") != std::string::npos;
     same = same && answer.size() < other->tokens.size() && other->tokens[answer.size()] == token;
     answer.push_back(token);
     AKV_RETURN_IF_ERROR(engine_->Append(cache, {&token, 1}, &logits));
