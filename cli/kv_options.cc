@@ -45,6 +45,8 @@ void AddMethodOptions(CLI::App* app, MethodOptions* o) {
   add("--kv-key-share", &o->key_share, "Share of the residuals that keys get", "X")->check(Number(0, 1));
   add("--kv-surplus", &o->surplus, "What spare bytes buy: none | bits | anchors", "NAME");
   add("--kv-bits", &o->bits, "Residual bits per coordinate, 0 for no residuals", "B")->check(Integer(0, 4));
+  add("--kv-wide-bits", &o->wide_bits, "Bits of the residuals of highest utility", "B")->check(Integer(0, 4));
+  add("--kv-wide-share", &o->wide_share, "Share of the residuals that are wide", "X")->check(Number(0, 1));
   add("--kv-scale", &o->scale, "least-squares | rms | absmax | absmax-literal", "NAME");
   add("--kv-codebook", &o->codebook, "lloyd-max | uniform", "NAME");
   add("--kv-seed", &o->seed, "Seed of the random anchors and the random ranking", "N")->check(Integer(0, kNoLimit));
@@ -86,6 +88,8 @@ Result<CodecOptions> ResolveCodec(const MethodOptions& options, Profile profile,
   Override(options.sinks, &codec.sinks);
   Override(options.phi, &codec.prior_phi);
   Override(options.key_share, &codec.key_share);
+  Override(options.wide_bits, &codec.wide_bits);
+  Override(options.wide_share, &codec.wide_share);
   Override(options.bits, &codec.residual_bits);
   Override(options.seed, &codec.seed);
   AKV_RETURN_IF_ERROR(Override(options.rank, ParseRanking, "--kv-rank", &codec.ranking));

@@ -26,6 +26,8 @@ struct MethodOptions {
   std::optional<double> key_share;
   std::optional<std::string> surplus;
   std::optional<int> bits;
+  std::optional<int> wide_bits;
+  std::optional<double> wide_share;
   std::optional<std::string> scale;
   std::optional<std::string> codebook;
   bool no_hadamard = false;

@@ -21,7 +21,7 @@ enum class Ranking { kUtility, kBlend, kBlendNovelty, kNorm, kAttention, kCosine
 // What bytes that are left after every vector has a residual buy.
 enum class Surplus {
   kNone,     // nothing: the achieved ratio is higher than the one asked for
-  kBits,     // 3- and 4-bit residuals, then more anchors
+  kBits,     // more of the wide residuals, then more anchors
   kAnchors,  // more anchors
 };
 
@@ -48,8 +48,10 @@ struct CodecOptions {
   Ranking ranking = Ranking::kBlend;
   double prior_phi = 8.0;   // phi of the `blend` rankings
   bool pool_heads = true;   // residual budget shared by all heads of a layer; false: equal per head
-  double key_share = 0.35;  // of the residuals that keys get while there are too few for every vector
-  int residual_bits = 3;    // 1..4, or 0: no residuals, the bytes go to anchors
+  double key_share = 0.35;  // of the residuals (of the wide ones once every vector has one) that keys get
+  int residual_bits = 2;    // 1..4, or 0: no residuals, the bytes go to anchors
+  int wide_bits = 4;        // residual_bits..4: of the residuals of highest utility
+  double wide_share = 0.3;  // of the residuals that are wide; more once every vector has one (Surplus::kBits)
   Surplus surplus = Surplus::kBits;
   ResidualScale scale = ResidualScale::kLeastSquares;
   Codebook codebook = Codebook::kLloydMax;

@@ -10,8 +10,6 @@
 namespace anchorkv {
 namespace {
 
-constexpr int kMaxBits = 4;
-
 struct Candidate {
   int64_t anchors = 0;
   int bits[2][kMaxPools] = {};
@@ -61,37 +59,15 @@ int64_t Largest(int64_t low, int64_t high, const Fits& fits) {
   return low;
 }
 
-// n vectors over the two sides, floor(key_share n) to the keys. A side's cap passes its surplus to the
-// other side. With equal slots per head, multiples of the number of heads.
-struct Split {
-  int64_t keys = 0;
-  int64_t values = 0;
-};
-Split SplitSides(int64_t n, int64_t cap, int heads, double key_share, bool pool_heads) {
-  Split s;
-  s.keys = std::min(static_cast<int64_t>(key_share * static_cast<double>(n)), cap);
-  s.values = std::min(n - s.keys, cap);
-  s.keys = std::min(n - s.values, cap);
-  if (!pool_heads) {
-    s.keys -= s.keys % heads;
-    s.values -= s.values % heads;
-  }
-  return s;
-}
-
 // Vectors of one side that are not anchors.
 int64_t Vectors(const LayerShape& shape, int64_t anchors) { return shape.kv_heads * (shape.tokens - anchors); }
 
-// Every vector has a residual of `bits`.
-Candidate AllVectors(const LayerShape& shape, int64_t anchors, int bits) {
-  Candidate c;
-  c.anchors = anchors;
-  for (const Side side : {kKeys, kValues}) {
-    c.bits[side][0] = bits;
-    c.slots[side][0] = bits > 0 ? Vectors(shape, anchors) : 0;
-  }
-  return c;
-}
+int64_t Share(double share, int64_t n) { return static_cast<int64_t>(share * static_cast<double>(n)); }
+
+// Counts per side.
+struct Sides {
+  int64_t count[2] = {0, 0};
+};
 
 class Planner {
  public:
@@ -100,78 +76,95 @@ class Planner {
 
   bool Fits(const Candidate& c) const { return Bytes(shape_, c) <= limit_; }
 
-  // As many residuals as fit beside k anchors.
-  Candidate Residuals(int64_t anchors) const {
-    Candidate c = AllVectors(shape_, anchors, options_.residual_bits);
-    const int64_t cap = Vectors(shape_, anchors);
-    const auto with = [&](int64_t n) {
-      const Split s = SplitSides(n, cap, shape_.kv_heads, options_.key_share, options_.pool_heads);
-      c.slots[kKeys][0] = s.keys;
-      c.slots[kValues][0] = s.values;
-      return c;
-    };
-    return with(Largest(0, 2 * cap, [&](int64_t n) { return Fits(with(n)); }));
-  }
-
-  // Every vector has a residual of `bits`; wider ones for as many as fit, in equal parts: keys deserve fewer
-  // residuals (key_share), not narrower ones.
-  Candidate Widen(int64_t anchors, int bits) const {
-    while (bits < kMaxBits && Fits(AllVectors(shape_, anchors, bits + 1))) ++bits;
-    Candidate c = AllVectors(shape_, anchors, bits);
-    if (bits == kMaxBits) return c;
-    const int64_t cap = Vectors(shape_, anchors);
-    const auto with = [&](int64_t rich) {
-      const Split s = SplitSides(rich, cap, shape_.kv_heads, /*key_share=*/0.5, options_.pool_heads);
-      Candidate two = c;
-      for (const Side side : {kKeys, kValues}) {
-        const int64_t n = side == kKeys ? s.keys : s.values;
-        if (n == cap) {  // nothing is left for the narrow pool
-          two.bits[side][0] = bits + 1;
-        } else if (n > 0) {
-          two.bits[side][1] = bits + 1;
-          two.slots[side][1] = n;
-          two.slots[side][0] = cap - n;
-        }
-      }
-      return two;
-    };
-    return with(Largest(0, 2 * cap, [&](int64_t rich) { return Fits(with(rich)); }));
-  }
-
-  // More anchors, as long as every other vector keeps a residual of `bits` (0: none has one).
-  Candidate MoreAnchors(int64_t anchors, int bits) const {
-    const int64_t most = std::max(anchors, std::min(shape_.tokens, kMaxAnchors));
-    return AllVectors(shape_, Largest(anchors, most, [&](int64_t k) { return Fits(AllVectors(shape_, k, bits)); }),
-                      bits);
-  }
-
   Candidate Spend(int64_t anchors) const {
-    const int bits = options_.residual_bits;
-    if (bits == 0) return MoreAnchors(anchors, 0);
-    // A residual for every vector comes first, if it is only a bit narrower.
-    if (options_.surplus == Surplus::kBits && bits > 1 && Fits(AllVectors(shape_, anchors, bits - 1)) &&
-        !Fits(AllVectors(shape_, anchors, bits))) {
-      return Widen(anchors, bits - 1);
-    }
+    if (options_.residual_bits == 0) return MoreAnchors(anchors, 0);
     const Candidate residuals = Residuals(anchors);
     const int64_t cap = Vectors(shape_, anchors);
-    const bool all = residuals.slots[kKeys][0] == cap && residuals.slots[kValues][0] == cap;
+    const bool all = Count(residuals, kKeys) == cap && Count(residuals, kValues) == cap;
     if (!all || options_.surplus == Surplus::kNone) return residuals;
-    if (options_.surplus == Surplus::kAnchors) return MoreAnchors(anchors, bits);
-    const Candidate widened = Widen(anchors, bits);
-    const bool widest = widened.bits[kKeys][0] == kMaxBits && widened.bits[kValues][0] == kMaxBits;
-    return widest ? MoreAnchors(anchors, kMaxBits) : widened;
+    if (options_.surplus == Surplus::kAnchors) return MoreAnchors(anchors, options_.wide_share);
+    const Candidate widened = Widen(anchors);
+    return Fits(Everywhere(anchors, 1)) ? MoreAnchors(anchors, 1) : widened;
   }
 
  private:
+  static int64_t Count(const Candidate& c, Side side) { return c.slots[side][0] + c.slots[side][1]; }
+
+  // n vectors over the two sides, floor(key_share n) to the keys. A side's cap passes its surplus to the other side.
+  // With equal slots per head, multiples of the number of heads.
+  Sides Split(int64_t n, int64_t cap) const {
+    Sides s;
+    s.count[kKeys] = std::min(Share(options_.key_share, n), cap);
+    s.count[kValues] = std::min(n - s.count[kKeys], cap);
+    s.count[kKeys] = std::min(n - s.count[kValues], cap);
+    if (!options_.pool_heads) {
+      for (int64_t& count : s.count) count -= count % shape_.kv_heads;
+    }
+    return s;
+  }
+
+  // `all` residuals, `wide` of them wide.
+  Candidate Pools(int64_t anchors, const Sides& all, const Sides& wide) const {
+    Candidate c;
+    c.anchors = anchors;
+    for (const Side side : {kKeys, kValues}) {
+      int64_t rich = options_.wide_bits > options_.residual_bits ? wide.count[side] : 0;
+      if (!options_.pool_heads) rich -= rich % shape_.kv_heads;
+      const bool only_rich = rich == all.count[side] && rich > 0;  // nothing is left for the narrow pool
+      c.bits[side][0] = only_rich ? options_.wide_bits : options_.residual_bits;
+      c.slots[side][0] = only_rich ? rich : all.count[side] - rich;
+      if (rich > 0 && !only_rich) {
+        c.bits[side][1] = options_.wide_bits;
+        c.slots[side][1] = rich;
+      }
+    }
+    return c;
+  }
+
+  // The most of [0, both sides] that fits; make(0) does.
+  template <typename Make>
+  Candidate Most(int64_t anchors, const Make& make) const {
+    return make(Largest(0, 2 * Vectors(shape_, anchors), [&](int64_t n) { return Fits(make(n)); }));
+  }
+
+  // As many residuals as fit beside k anchors.
+  Candidate Residuals(int64_t anchors) const {
+    const int64_t cap = Vectors(shape_, anchors);
+    return Most(anchors, [&](int64_t n) {
+      const Sides all = Split(n, cap);
+      return Pools(anchors, all, {Share(options_.wide_share, all.count[kKeys]), Share(options_.wide_share, all.count[kValues])});
+    });
+  }
+
+  // Every vector has a residual; as many as fit are wide.
+  Candidate Widen(int64_t anchors) const {
+    const int64_t cap = Vectors(shape_, anchors);
+    return Most(anchors, [&](int64_t n) { return Pools(anchors, {cap, cap}, Split(n, cap)); });
+  }
+
+  // Every vector has a residual, this share of them a wide one.
+  Candidate Everywhere(int64_t anchors, double wide_share) const {
+    const int64_t cap = options_.residual_bits > 0 ? Vectors(shape_, anchors) : 0;
+    const int64_t wide = Share(wide_share, cap);
+    return Pools(anchors, {cap, cap}, {wide, wide});
+  }
+
+  // More anchors, as long as every other vector keeps its residual.
+  Candidate MoreAnchors(int64_t anchors, double wide_share) const {
+    const int64_t most = std::max(anchors, std::min(shape_.tokens, kMaxAnchors));
+    const auto fits = [&](int64_t k) { return Fits(Everywhere(k, wide_share)); };
+    return Everywhere(Largest(anchors, most, fits), wide_share);
+  }
+
   LayerShape shape_;
   CodecOptions options_;
   int64_t limit_;
 };
 
 Candidate Smallest(const LayerShape& shape, const CodecOptions& options) {
-  Candidate c = AllVectors(shape, AnchorCount(options, shape.tokens), options.residual_bits);
-  for (auto& side : c.slots) side[0] = 0;
+  Candidate c;
+  c.anchors = AnchorCount(options, shape.tokens);
+  for (auto& bits : c.bits) bits[0] = options.residual_bits;
   return c;
 }
 

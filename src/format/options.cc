@@ -86,7 +86,7 @@ CodecOptions CodecOptions::ForProfile(Profile profile) {
   if (profile == Profile::kPaper) {
     options.ranking = Ranking::kUtility;
     options.key_share = 0.5;
-    options.residual_bits = 2;
+    options.wide_share = 0;
     options.surplus = Surplus::kNone;
   }
   return options;
@@ -128,6 +128,11 @@ Status Validate(const CodecOptions& o) {
     return OutOfRange("residual_bits", std::to_string(o.residual_bits),
                       "from 0 to " + std::to_string(kMaxResidualBits));
   }
+  if (o.wide_bits < o.residual_bits || o.wide_bits > kMaxResidualBits) {
+    return OutOfRange("wide_bits", std::to_string(o.wide_bits),
+                      "from residual_bits (" + std::to_string(o.residual_bits) + ") to " + std::to_string(kMaxResidualBits));
+  }
+  if (!(o.wide_share >= 0.0 && o.wide_share <= 1.0)) return OutOfRange("wide_share", Text(o.wide_share), "from 0 to 1");
   return {};
 }
 
