@@ -277,7 +277,11 @@ TEST(BaselineMethods, GatherTheChosenRows) {
   }
   // A head without rows gives the empty state.
   const auto queries = [] { return Attention(64, 2, 2, /*seed=*/1); };
-  for (const float x : AttendInStretches(*segment, ReferenceBackend(), 1, queries, 40)) EXPECT_EQ(x, 0.0f);
+  for (const std::string& target : test::BackendNames()) {
+    const Backend& backend = test::BackendNamed(target);
+    const auto same = GatheredSegment::Make(input, kept, backend).value();
+    for (const float x : AttendInStretches(*same, backend, 1, queries, 40)) EXPECT_EQ(x, 0.0f) << target;
+  }
   std::vector<float> out(3 * 150 * 64);
   const auto view = HeadMajor(out.data(), 3, 150, 64);
   EXPECT_EQ(segment->Dequantize(view, view).code(), StatusCode::kUnsupported);
