@@ -1,5 +1,5 @@
 // ggml's block formats Q8_0 and Q4_0: 32 values that share an fp16 scale. Bit for bit what ggml writes wherever the
-// scale is finite in fp16; beyond that the largest finite scale is used.
+// scale is finite in fp16 and not subnormal as a float; beyond fp16 the largest finite scale is used.
 #pragma once
 
 #include <cstdint>

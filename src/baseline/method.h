@@ -1,5 +1,5 @@
 // A compression method for a whole prompt, behind one interface: what evaluations compare at equal bytes.
-// One file per competitor; every one stores what it bills and follows its published definition (docs/baselines.md).
+// Every one stores what it bills and follows its published definition (docs/baselines.md).
 #pragma once
 
 #include <cstdint>

@@ -66,5 +66,11 @@ TEST(Half, RangeEnds) {
   EXPECT_EQ(FloatToHalf(-0.0f), 0x8000);
 }
 
+TEST(Half, FiniteHalvesSaturate) {
+  EXPECT_EQ(FloatToFiniteHalf(65520.0f), 0x7bff);
+  EXPECT_EQ(FloatToFiniteHalf(-INFINITY), 0xfbff);
+  for (const float x : {0.0f, -0.0f, 1.5f, -65504.0f, 0x1p-24f}) EXPECT_EQ(FloatToFiniteHalf(x), FloatToHalf(x)) << x;
+}
+
 }  // namespace
 }  // namespace anchorkv
