@@ -45,8 +45,9 @@ void AddMethodOptions(CLI::App* app, MethodOptions* o) {
   add("--kv-key-share", &o->key_share, "Share of the residuals that keys get", "X")->check(Number(0, 1));
   add("--kv-surplus", &o->surplus, "What spare bytes buy: none | bits | anchors", "NAME");
   add("--kv-bits", &o->bits, "Residual bits per coordinate, 0 for no residuals", "B")->check(Integer(0, 4));
-  add("--kv-wide-bits", &o->wide_bits, "Bits of the residuals of highest utility", "B")->check(Integer(0, 4));
-  add("--kv-wide-share", &o->wide_share, "Share of the residuals that are wide", "X")->check(Number(0, 1));
+  add("--kv-wide-bits", &o->wide_bits, "Widest residuals that --kv-surplus bits buys", "B")->check(Integer(0, 4));
+  add("--kv-wide-share", &o->wide_share, "Least share of the vectors that must get one as wide", "X")
+      ->check(Number(0, 1));
   add("--kv-scale", &o->scale, "least-squares | rms | absmax | absmax-literal", "NAME");
   add("--kv-codebook", &o->codebook, "lloyd-max | uniform", "NAME");
   add("--kv-seed", &o->seed, "Seed of the random anchors and the random ranking", "N")->check(Integer(0, kNoLimit));

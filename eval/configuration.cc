@@ -56,6 +56,19 @@ Result<Configuration> ParseAnchorKv(const std::vector<std::string>& parts, const
   return c;
 }
 
+// Families of quantisers by the name that one would type.
+std::vector<std::string> Expand(std::span<const std::string> names) {
+  std::vector<std::string> all;
+  for (const std::string& name : names) {
+    if (name == "turboquant") {
+      all.insert(all.end(), {"turboquant-2", "turboquant-3", "turboquant-3.5", "turboquant-4"});
+    } else {
+      all.push_back(name == "kivi" ? "kivi-2" : name);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string Configuration::label() const {
@@ -90,7 +103,7 @@ Result<std::vector<Configuration>> ParseConfigurations(std::span<const std::stri
                                                        std::span<const double> ratios, const cli::MethodOptions& typed,
                                                        const nlohmann::json& typed_options) {
   std::vector<Configuration> all;
-  for (const std::string& spec : names) {
+  for (const std::string& spec : Expand(names)) {
     const size_t at = spec.find('@');
     const std::string name = spec.substr(0, at);
     const std::vector<std::string> parts = Split(name, ':');

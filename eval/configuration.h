@@ -28,6 +28,7 @@ struct Configuration {
 
 // `names`: NAME[:PROFILE][:OPTION=VALUE]...[@RATIO], options as on the command line without "--kv-" ("rank=random",
 // "no-hadamard"), laid over `typed`. Methods with a budget appear once per ratio, or at their own.
+// "turboquant" and "kivi" stand for their variants.
 Result<std::vector<Configuration>> ParseConfigurations(std::span<const std::string> names,
                                                        std::span<const double> ratios, const cli::MethodOptions& typed,
                                                        const nlohmann::json& typed_options);

@@ -18,7 +18,7 @@ struct Quantile {
   double q;
 };
 constexpr Quantile kQuantiles[] = {{"kl_max", 1},   {"kl_p999", .999}, {"kl_p99", .99}, {"kl_p95", .95},
-                                   {"kl_p90", .90}, {"kl_median", .5}, {"kl_p10", .10}, {"kl_p05", .05},
+                                   {"kl_p90", .90}, {"kl_p50", .5},    {"kl_p10", .10}, {"kl_p05", .05},
                                    {"kl_p01", .01}, {"kl_p001", .001}, {"kl_min", 0}};
 
 // Log-probabilities as llama-perplexity stores them: per position a float scale and a float offset, then 16 bits

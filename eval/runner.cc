@@ -212,9 +212,12 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
         Compress(c, layers, budgets.For(c, layers), *backend_);
     const double compress_s = SecondsSince(start);
     if (!segments.ok()) {
-      // A gap of this configuration (a ratio out of reach, a prompt too short for it), not the end of the run.
+      // A gap of this configuration (a ratio out of reach, a prompt or head dimension that it cannot take), not the end
+      // of the run.
       const StatusCode code = segments.status().code();
-      if (code != StatusCode::kInfeasible && code != StatusCode::kInvalidArgument) return segments.status();
+      if (code != StatusCode::kInfeasible && code != StatusCode::kInvalidArgument && code != StatusCode::kUnsupported) {
+        return segments.status();
+      }
       for (const size_t i : wanted) {
         Row row = Identity(sample, questions[i], protocol, c);
         row["error"] = segments.status().message();

@@ -18,10 +18,10 @@ enum class Profile {
 // Which vectors get a residual first (docs/algorithm.md, "Utility").
 enum class Ranking { kUtility, kBlend, kBlendNovelty, kNorm, kAttention, kCosine, kRandom };
 
-// What bytes that are left after every vector has a residual buy.
+// What bytes buy besides residuals of CodecOptions::residual_bits.
 enum class Surplus {
   kNone,     // nothing: the achieved ratio is higher than the one asked for
-  kBits,     // more of the wide residuals, then more anchors
+  kBits,     // wider residuals for the vectors of highest utility, then more anchors
   kAnchors,  // more anchors
 };
 
@@ -48,10 +48,12 @@ struct CodecOptions {
   Ranking ranking = Ranking::kBlend;
   double prior_phi = 8.0;   // phi of the `blend` rankings
   bool pool_heads = true;   // residual budget shared by all heads of a layer; false: equal per head
-  double key_share = 0.35;  // of the residuals (of the wide ones once every vector has one) that keys get
+  double key_share = 0.35;  // of the residuals (of the wide ones where every vector has one) that keys get
   int residual_bits = 2;    // 1..4, or 0: no residuals, the bytes go to anchors
-  int wide_bits = 4;        // residual_bits..4: of the residuals of highest utility
-  double wide_share = 0.3;  // of the residuals that are wide; more once every vector has one (Surplus::kBits)
+  // Surplus::kBits: residuals of up to wide_bits (residual_bits..4), as wide as leaves at least wide_share of the
+  // vectors with such a one.
+  int wide_bits = 4;
+  double wide_share = 0.35;
   Surplus surplus = Surplus::kBits;
   ResidualScale scale = ResidualScale::kLeastSquares;
   Codebook codebook = Codebook::kLloydMax;

@@ -11,9 +11,11 @@ import numpy as np
 METHOD_NAMES = {
     "full": "Full cache", "anchorkv": "AnchorKV", "kvzip": "KVzip", "keydiff": "KeyDiff", "adakv": "AdaKV",
     "snapkv": "SnapKV", "pyramidkv": "PyramidKV", "h2o": "H2O", "tova": "TOVA", "knorm": "Knorm",
-    "expected-attention": "ExpectedAttention", "streamingllm": "StreamingLLM", "turboquant": "TurboQuant", "kivi": "KIVI",
+    "expected": "Expected Attention", "ada-expected": "Ada-Expected Attention", "observed": "Observed Attention",
+    "streamingllm": "StreamingLLM", "kivi-2": "KIVI 2-bit", "turboquant-2": "TurboQuant 2-bit",
+    "turboquant-3": "TurboQuant 3-bit", "turboquant-3.5": "TurboQuant 3.5-bit", "turboquant-4": "TurboQuant 4-bit",
 }
-SUITE_NAMES = {"ruler": "RULER", "niah": "64-digit needles", "longbench": "LongBench", "ablation": "Ablations",
+SUITE_NAMES = {"ruler": "RULER", "niah": "64-digit needles", "longbench": "LongBench", "ablation": "Ablations", "documents": "Documents",
                "ppl": "Perplexity", "distort": "Attention error by layer", "cosine": "Cosine before and after RoPE"}
 NUMBERS = {  # key: allowed range
     "score": (0, 1), "top1": (0, 1), "kl": (-1e-3, math.inf), "gold_nll": (-1e-3, math.inf), "ppl": (0, math.inf),

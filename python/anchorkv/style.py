@@ -42,8 +42,9 @@ THEMES = (LIGHT, DARK)
 
 METHODS = {  # method: index of the colour, marker
     "snapkv": (0, "s"), "keydiff": (1, "^"), "adakv": (2, "D"), "pyramidkv": (3, "v"), "streamingllm": (4, "X"),
-    "kvzip": (5, "P"), "h2o": (3, "<"), "tova": (4, ">"), "knorm": (5, "d"), "expected-attention": (2, "p"),
-    "turboquant": (5, "h"), "kivi": (1, "H"),
+    "kvzip": (5, "P"), "h2o": (3, "<"), "tova": (4, ">"), "knorm": (5, "d"), "expected": (2, "p"),
+    "ada-expected": (0, "p"), "observed": (3, "8"), "kivi-2": (1, "H"),
+    "turboquant-2": (5, "h"), "turboquant-3": (5, "h"), "turboquant-3.5": (5, "h"), "turboquant-4": (5, "h"),
 }
 LINES = {"paper": (0, (4, 2)), "adaptive": (0, (1, 1.2))}  # of our profiles; the others are solid
 

@@ -62,8 +62,6 @@ int64_t Largest(int64_t low, int64_t high, const Fits& fits) {
 // Vectors of one side that are not anchors.
 int64_t Vectors(const LayerShape& shape, int64_t anchors) { return shape.kv_heads * (shape.tokens - anchors); }
 
-int64_t Share(double share, int64_t n) { return static_cast<int64_t>(share * static_cast<double>(n)); }
-
 // Counts per side.
 struct Sides {
   int64_t count[2] = {0, 0};
@@ -77,48 +75,54 @@ class Planner {
   bool Fits(const Candidate& c) const { return Bytes(shape_, c) <= limit_; }
 
   Candidate Spend(int64_t anchors) const {
-    if (options_.residual_bits == 0) return MoreAnchors(anchors, 0);
-    const Candidate residuals = Residuals(anchors);
+    const int bits = options_.residual_bits;
+    if (bits == 0) return MoreAnchors(anchors, 0);
+    if (options_.surplus == Surplus::kBits) return Wide(anchors);
+    const Candidate residuals = Residuals(anchors, bits);
     const int64_t cap = Vectors(shape_, anchors);
-    const bool all = Count(residuals, kKeys) == cap && Count(residuals, kValues) == cap;
-    if (!all || options_.surplus == Surplus::kNone) return residuals;
-    if (options_.surplus == Surplus::kAnchors) return MoreAnchors(anchors, options_.wide_share);
-    const Candidate widened = Widen(anchors);
-    return Fits(Everywhere(anchors, 1)) ? MoreAnchors(anchors, 1) : widened;
+    const bool all = residuals.slots[kKeys][0] == cap && residuals.slots[kValues][0] == cap;
+    return all && options_.surplus == Surplus::kAnchors ? MoreAnchors(anchors, bits) : residuals;
   }
 
  private:
-  static int64_t Count(const Candidate& c, Side side) { return c.slots[side][0] + c.slots[side][1]; }
+  // Residuals as wide as leaves wide_share of the vectors with such a one. Few precise residuals beat many coarse ones
+  // (docs/algorithm.md 5); with enough bytes the vectors without a wide residual get a narrow one.
+  Candidate Wide(int64_t anchors) const {
+    const int widest = options_.wide_bits;
+    const int narrow = options_.residual_bits;
+    if (Fits(AllVectors(anchors, widest))) return MoreAnchors(anchors, widest);
+    if (Fits(AllVectors(anchors, narrow))) {
+      const Candidate c = Widen(anchors);
+      if (ShareOf(widest, c) >= options_.wide_share) return c;
+    }
+    for (int bits = widest; bits > narrow; --bits) {
+      const Candidate c = Residuals(anchors, bits);
+      if (ShareOf(bits, c) >= options_.wide_share) return c;
+    }
+    return Residuals(anchors, narrow);
+  }
+
+  // The share of all vectors that have a residual of `bits`.
+  double ShareOf(int bits, const Candidate& c) const {
+    int64_t count = 0;
+    for (const Side side : {kKeys, kValues}) {
+      for (int pool = 0; pool < kMaxPools; ++pool) count += c.bits[side][pool] == bits ? c.slots[side][pool] : 0;
+    }
+    const int64_t vectors = 2 * Vectors(shape_, c.anchors);
+    return vectors > 0 ? static_cast<double>(count) / static_cast<double>(vectors) : 1.0;
+  }
 
   // n vectors over the two sides, floor(key_share n) to the keys. A side's cap passes its surplus to the other side.
   // With equal slots per head, multiples of the number of heads.
   Sides Split(int64_t n, int64_t cap) const {
     Sides s;
-    s.count[kKeys] = std::min(Share(options_.key_share, n), cap);
+    s.count[kKeys] = std::min(static_cast<int64_t>(options_.key_share * static_cast<double>(n)), cap);
     s.count[kValues] = std::min(n - s.count[kKeys], cap);
     s.count[kKeys] = std::min(n - s.count[kValues], cap);
     if (!options_.pool_heads) {
       for (int64_t& count : s.count) count -= count % shape_.kv_heads;
     }
     return s;
-  }
-
-  // `all` residuals, `wide` of them wide.
-  Candidate Pools(int64_t anchors, const Sides& all, const Sides& wide) const {
-    Candidate c;
-    c.anchors = anchors;
-    for (const Side side : {kKeys, kValues}) {
-      int64_t rich = options_.wide_bits > options_.residual_bits ? wide.count[side] : 0;
-      if (!options_.pool_heads) rich -= rich % shape_.kv_heads;
-      const bool only_rich = rich == all.count[side] && rich > 0;  // nothing is left for the narrow pool
-      c.bits[side][0] = only_rich ? options_.wide_bits : options_.residual_bits;
-      c.slots[side][0] = only_rich ? rich : all.count[side] - rich;
-      if (rich > 0 && !only_rich) {
-        c.bits[side][1] = options_.wide_bits;
-        c.slots[side][1] = rich;
-      }
-    }
-    return c;
   }
 
   // The most of [0, both sides] that fits; make(0) does.
@@ -128,32 +132,54 @@ class Planner {
   }
 
   // As many residuals as fit beside k anchors.
-  Candidate Residuals(int64_t anchors) const {
+  Candidate Residuals(int64_t anchors, int bits) const {
+    Candidate c;
+    c.anchors = anchors;
     const int64_t cap = Vectors(shape_, anchors);
     return Most(anchors, [&](int64_t n) {
-      const Sides all = Split(n, cap);
-      return Pools(anchors, all, {Share(options_.wide_share, all.count[kKeys]), Share(options_.wide_share, all.count[kValues])});
+      const Sides s = Split(n, cap);
+      for (const Side side : {kKeys, kValues}) {
+        c.bits[side][0] = bits;
+        c.slots[side][0] = s.count[side];
+      }
+      return c;
     });
   }
 
-  // Every vector has a residual; as many as fit are wide.
+  // Every vector has a narrow residual; as many as fit have a wide one.
   Candidate Widen(int64_t anchors) const {
     const int64_t cap = Vectors(shape_, anchors);
-    return Most(anchors, [&](int64_t n) { return Pools(anchors, {cap, cap}, Split(n, cap)); });
+    return Most(anchors, [&](int64_t n) {
+      const Sides s = Split(n, cap);
+      Candidate c = AllVectors(anchors, options_.residual_bits);
+      for (const Side side : {kKeys, kValues}) {
+        if (s.count[side] == cap) {  // nothing is left for the narrow pool
+          c.bits[side][0] = options_.wide_bits;
+        } else if (s.count[side] > 0) {
+          c.bits[side][1] = options_.wide_bits;
+          c.slots[side][1] = s.count[side];
+          c.slots[side][0] = cap - s.count[side];
+        }
+      }
+      return c;
+    });
   }
 
-  // Every vector has a residual, this share of them a wide one.
-  Candidate Everywhere(int64_t anchors, double wide_share) const {
-    const int64_t cap = options_.residual_bits > 0 ? Vectors(shape_, anchors) : 0;
-    const int64_t wide = Share(wide_share, cap);
-    return Pools(anchors, {cap, cap}, {wide, wide});
+  // Every vector has a residual of `bits`; 0: none has one.
+  Candidate AllVectors(int64_t anchors, int bits) const {
+    Candidate c;
+    c.anchors = anchors;
+    for (const Side side : {kKeys, kValues}) {
+      c.bits[side][0] = bits;
+      c.slots[side][0] = bits > 0 ? Vectors(shape_, anchors) : 0;
+    }
+    return c;
   }
 
-  // More anchors, as long as every other vector keeps its residual.
-  Candidate MoreAnchors(int64_t anchors, double wide_share) const {
+  // More anchors, as long as every other vector keeps a residual of `bits` (0: none has one).
+  Candidate MoreAnchors(int64_t anchors, int bits) const {
     const int64_t most = std::max(anchors, std::min(shape_.tokens, kMaxAnchors));
-    const auto fits = [&](int64_t k) { return Fits(Everywhere(k, wide_share)); };
-    return Everywhere(Largest(anchors, most, fits), wide_share);
+    return AllVectors(Largest(anchors, most, [&](int64_t k) { return Fits(AllVectors(k, bits)); }), bits);
   }
 
   LayerShape shape_;

@@ -86,7 +86,6 @@ CodecOptions CodecOptions::ForProfile(Profile profile) {
   if (profile == Profile::kPaper) {
     options.ranking = Ranking::kUtility;
     options.key_share = 0.5;
-    options.wide_share = 0;
     options.surplus = Surplus::kNone;
   }
   return options;
@@ -129,8 +128,9 @@ Status Validate(const CodecOptions& o) {
                       "from 0 to " + std::to_string(kMaxResidualBits));
   }
   if (o.wide_bits < o.residual_bits || o.wide_bits > kMaxResidualBits) {
-    return OutOfRange("wide_bits", std::to_string(o.wide_bits),
-                      "from residual_bits (" + std::to_string(o.residual_bits) + ") to " + std::to_string(kMaxResidualBits));
+    return OutOfRange(
+        "wide_bits", std::to_string(o.wide_bits),
+        "from residual_bits (" + std::to_string(o.residual_bits) + ") to " + std::to_string(kMaxResidualBits));
   }
   if (!(o.wide_share >= 0.0 && o.wide_share <= 1.0)) return OutOfRange("wide_share", Text(o.wide_share), "from 0 to 1");
   return {};

@@ -89,6 +89,9 @@ TEST(Budget, NeverExceedsThetaAndMaxRatioIsTheEdge) {
     options.residual_bits = static_cast<int>(random() % 5);
     options.pool_heads = random() % 4 != 0;
     if (random() % 4 == 0) options.key_share = static_cast<double>(random() % 5) / 4;
+    if (random() % 4 == 0) options.wide_share = static_cast<double>(random() % 5) / 4;
+    options.wide_bits =
+        options.residual_bits + static_cast<int>(random() % static_cast<unsigned>(5 - options.residual_bits));
     const auto planned = PlanBudget(shape, options);
     const std::string what = std::to_string(shape.kv_heads) + "x" + std::to_string(shape.head_dim) + "x" +
                              std::to_string(shape.tokens) + " theta " + std::to_string(options.theta) + " trial " +
@@ -124,11 +127,11 @@ TEST(Budget, NeverExceedsThetaAndMaxRatioIsTheEdge) {
     }
     layout.Place();
     EXPECT_LE(static_cast<int64_t>(layout.total_bytes), b.total_bytes) << what;
-    // Keys have their share, rounded down, unless a side has no room for more.
-    if (options.pool_heads && b.slots[kKeys][1] + b.slots[kValues][1] == 0 && b.slots[kKeys][0] < vectors &&
-        b.slots[kValues][0] < vectors) {
-      const int64_t total = b.slots[kKeys][0] + b.slots[kValues][0];
-      EXPECT_EQ(b.slots[kKeys][0], static_cast<int64_t>(options.key_share * static_cast<double>(total))) << what;
+    // Keys have their share, rounded down, unless every vector has a residual or a side has no room for more.
+    const int64_t of_keys = b.slots[kKeys][0] + b.slots[kKeys][1];
+    const int64_t total = of_keys + b.slots[kValues][0] + b.slots[kValues][1];
+    if (options.pool_heads && of_keys < vectors && total - of_keys < vectors) {
+      EXPECT_EQ(of_keys, static_cast<int64_t>(options.key_share * static_cast<double>(total))) << what;
     }
   }
   EXPECT_GT(feasible, 1000);
@@ -154,49 +157,59 @@ TEST(Budget, ResidualsFillTheBudget) {
   EXPECT_LT(slack, static_cast<double>(SlotBytes(128, 2)) + 2 * kSectionAlign);
 }
 
-TEST(Budget, SurplusBuysWiderResidualsThenAnchors) {
+// `blend` on SmolLM2's shape: the wider the residuals, the milder the ratio, never for less than wide_share of the
+// vectors; then narrow ones for the others; then more anchors.
+TEST(Budget, BytesBuyWiderResidualsThenNarrowOnesBesideThemThenAnchors) {
   const LayerShape shape{3, 64, 7500};
-  CodecOptions options = Options(Profile::kBlend, 4);
-  options.anchors = 117;  // at 4x just few enough for 3 bits everywhere
-  const int64_t vectors = 3 * (7500 - AnchorCount(options, 7500));
-  const auto used = [&](const Budget& b) {
-    return static_cast<double>(b.total_bytes) / (options.theta * static_cast<double>(shape.dense_bytes()));
-  };
-  Budget b = Plan(shape, options);  // 3 bits for every vector, and not enough for a fourth anywhere
-  EXPECT_EQ(b.anchors, AnchorCount(options, 7500));
-  EXPECT_EQ(b.bits[kKeys][0], 3);
-  EXPECT_EQ(b.slots[kKeys][0], vectors);
-  EXPECT_EQ(b.bits[kKeys][1], 0);
-  EXPECT_GT(used(b), .99);
-
-  for (const auto& [ratio, lean] : {std::pair{4.5, 2}, std::pair{3.4, 3}}) {
-    options.theta = 1.0 / ratio;
-    b = Plan(shape, options);
-    EXPECT_EQ(b.anchors, AnchorCount(options, 7500));
+  CodecOptions options = Options(Profile::kBlend, 8);
+  const int64_t k = AnchorCount(options, 7500);
+  const int64_t vectors = 2 * 3 * (7500 - k);
+  const struct {
+    double ratio;
+    int bits, wide_bits;  // of the first pool, of the second
+  } cases[] = {{15, 2, 0}, {8, 3, 0}, {6, 4, 0}, {5, 4, 0}, {4, 2, 4}, {3.6, 2, 4}};
+  for (const auto& c : cases) {
+    options.theta = 1 / c.ratio;
+    const Budget b = Plan(shape, options);
+    int64_t first = 0, second = 0;
     for (const Side side : {kKeys, kValues}) {
-      EXPECT_EQ(b.bits[side][0], lean) << ratio;
-      EXPECT_EQ(b.bits[side][1], lean + 1) << ratio;
-      EXPECT_EQ(b.slots[side][0] + b.slots[side][1], vectors) << ratio;
-      EXPECT_GT(b.slots[side][1], 0) << ratio;
+      EXPECT_EQ(b.bits[side][0], c.bits) << c.ratio;
+      EXPECT_EQ(b.bits[side][1], c.wide_bits) << c.ratio;
+      first += b.slots[side][0];
+      second += b.slots[side][1];
     }
-    EXPECT_LE(b.slots[kValues][1] - b.slots[kKeys][1], 1) << ratio;
-    EXPECT_GT(used(b), .999);
+    EXPECT_EQ(b.anchors, k) << c.ratio;
+    const int64_t wide = c.wide_bits > 0 ? second : first;
+    const int64_t wide_keys = b.slots[kKeys][c.wide_bits > 0 ? 1 : 0];
+    if (wide - wide_keys < vectors / 2) {  // else the keys get what the values have no room for
+      EXPECT_EQ(wide_keys, static_cast<int64_t>(options.key_share * static_cast<double>(wide))) << c.ratio;
+    }
+    if (c.bits > 2 || c.wide_bits > 0) {
+      EXPECT_GE(static_cast<double>(wide), options.wide_share * static_cast<double>(vectors)) << c.ratio;
+    }
+    if (c.wide_bits > 0) {
+      EXPECT_EQ(first + second, vectors) << c.ratio;
+    }
+    EXPECT_GT(static_cast<double>(b.total_bytes), .998 * options.theta * static_cast<double>(shape.dense_bytes()));
   }
 
   options.theta = .5;
-  b = Plan(shape, options);
+  Budget b = Plan(shape, options);
   EXPECT_EQ(b.bits[kKeys][0], 4);
   EXPECT_EQ(b.bits[kKeys][1], 0);
-  EXPECT_GT(b.anchors, AnchorCount(options, 7500));
+  EXPECT_GT(b.anchors, k);
   EXPECT_EQ(b.residual_share(kKeys, shape), 1.0);
-  EXPECT_GT(used(b), .99);
+  EXPECT_GT(static_cast<double>(b.total_bytes), .99 * options.theta * static_cast<double>(shape.dense_bytes()));
+
+  options.theta = 1 / 8.0;
+  options.wide_bits = 2;
+  EXPECT_EQ(Plan(shape, options).bits[kKeys][0], 2);
 }
 
 TEST(Budget, SurplusAnchorsAndNone) {
   const LayerShape shape{3, 64, 7500};
   CodecOptions options = Options(Profile::kBlend, 3);
   options.surplus = Surplus::kAnchors;
-  options.residual_bits = 2;
   const Budget anchors = Plan(shape, options);
   EXPECT_GT(anchors.anchors, AnchorCount(options, 7500));
   EXPECT_EQ(anchors.bits[kKeys][0], 2);

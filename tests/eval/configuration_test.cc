@@ -25,6 +25,14 @@ TEST(Configuration, MethodsWithABudgetAppearOncePerRatio) {
   EXPECT_EQ((*all)[5].codec.ranking, Ranking::kUtility);
 }
 
+TEST(Configuration, FamiliesOfQuantisers) {
+  const auto all = Parse({"turboquant", "kivi"});
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  ASSERT_EQ(all->size(), 5u);
+  EXPECT_EQ((*all)[0].method, "turboquant-2");
+  EXPECT_EQ((*all)[4].method, "kivi-2");
+}
+
 TEST(Configuration, OptionsOfTheNameLieOverTheTypedOnes) {
   cli::MethodOptions typed;
   typed.window = 16;

@@ -31,7 +31,9 @@ TEST(Options, BlendProfileHasMoreAnchorsOnShortPrompts) {
   EXPECT_EQ(o.ranking, Ranking::kBlend);
   EXPECT_EQ(o.prior_phi, 8.0);
   EXPECT_EQ(o.surplus, Surplus::kBits);
-  EXPECT_EQ(o.residual_bits, 3);
+  EXPECT_EQ(o.residual_bits, 2);
+  EXPECT_EQ(o.wide_bits, 4);
+  EXPECT_EQ(o.wide_share, 0.35);
   EXPECT_EQ(o.key_share, 0.35);
   EXPECT_EQ(AnchorCount(o, 1000), 64);
   EXPECT_EQ(AnchorCount(o, 8192), 64);
@@ -84,6 +86,9 @@ TEST(Options, EachRangeIsChecked) {
       {"pool", [](auto* o) { o->pool = -3; }},
       {"prior_phi", [](auto* o) { o->prior_phi = -0.5; }},
       {"prior_phi", [](auto* o) { o->prior_phi = INFINITY; }},
+      {"wide_bits", [](auto* o) { o->wide_bits = 1; }},
+      {"wide_bits", [](auto* o) { o->wide_bits = 5; }},
+      {"wide_share", [](auto* o) { o->wide_share = -0.1; }},
       {"key_share", [](auto* o) { o->key_share = 1.5; }},
       {"key_share", [](auto* o) { o->key_share = NAN; }},
       {"residual_bits", [](auto* o) { o->residual_bits = 5; }},
