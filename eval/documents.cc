@@ -32,6 +32,7 @@ Result<Sample> ReadDocumentSample(const std::string& path, int index, int max_ne
       return DataLoss(questions + ": every entry needs a 'question' and an 'answer' or a list of 'answers'");
     }
     question.question = item["question"];
+    if (is_text("answer_prefix")) question.answer_prefix = item["answer_prefix"];
     question.metric = Metric::kMatchAll;
     question.max_new_tokens = max_new_tokens;
     sample.questions.push_back(std::move(question));
