@@ -1,5 +1,6 @@
 // Documents of one's own with questions beside them: DIR/x.txt and DIR/x.json, a list of objects with
-// "question", "answer" (or "answers", all of which count) and optionally "answer_prefix" and "depth", as tools/make-document writes them.
+// "question", "answer" (or "answers", all of which count) and optionally "answer_prefix" and "depth", as
+// tools/make-document writes them.
 #pragma once
 
 #include <string>
