@@ -76,7 +76,7 @@ Result<PartialStatesBuffer> PartialStatesBuffer::Make(int64_t rows, int head_dim
   out.rows_ = rows;
   out.head_dim_ = head_dim;
   out.parts_ = parts;
-  return out;
+  return Result<PartialStatesBuffer>(std::move(out));
 }
 
 PartialStates PartialStatesBuffer::states(int64_t rows) const noexcept {

@@ -128,12 +128,12 @@ class AttendBlock {
       weights[LaneId()] = e;
       weights[LaneId() + kWarpSize] = f;
       const float sum = WarpSum(e + f);
+      __syncwarp();  // all lanes have read the old m
       if (LaneId() == 0) {
         shared_.m[row] = m;
         shared_.l[row] = shared_.l[row] * factor + sum;
         shared_.factor[row] = factor;
       }
-      __syncwarp();
     }
   }
 
