@@ -71,8 +71,8 @@ class AttendBlock {
       const int64_t start = args_.first + tile * kTileTokens;
       const int count = static_cast<int>(min(int64_t{kTileTokens}, last_ - start));
       __syncthreads();  // the last tile has been used
-      LoadKeys<N>(source, &shared_.tables, head, start, count, kTileTokens, shared_.keys);
-      LoadValues<N>(source, &shared_.tables, head, start, count, kTileTokens, shared_.values);
+      source.template LoadRows<N>(kKeys, head, start, count, kTileTokens, &shared_.tables, shared_.keys);
+      source.template LoadRows<N>(kValues, head, start, count, kTileTokens, &shared_.tables, shared_.values);
       __syncthreads();
       Logits();
       __syncthreads();

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kBlockThreads) ColumnKernel(const __grid_const
   const int head = static_cast<int>(blockIdx.y);
   const int64_t start = int64_t{blockIdx.x} * kTileTokens;
   const int count = static_cast<int>(min(int64_t{kTileTokens}, args.tokens() - start));
-  LoadKeys<N>(args.Rotated(), nullptr, head, start, count, kTileTokens, shared.keys);
+  args.Rotated().template LoadRows<N>(kKeys, head, start, count, kTileTokens, nullptr, shared.keys);
 
   const int token = WarpId() % 2 * kWarpSize + LaneId();
   const int row_group = WarpId() / 2;

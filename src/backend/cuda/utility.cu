@@ -41,7 +41,7 @@ struct UnitKey {
 
 template <int N>
 __device__ UnitKey<N> LoadUnitKey(const LayerArgs& args, int head, int64_t t, float* row) {
-  const WarpVector<N> v = args.Rotated().Key<N>(head, t, nullptr, row);
+  const WarpVector<N> v = args.Rotated().template Key<N>(head, t, row);
   UnitKey<N> unit;
   double norm = 0.0;
 #pragma unroll
@@ -233,8 +233,8 @@ __global__ void __launch_bounds__(kBlockThreads) UtilityKernel(const __grid_cons
   const int64_t start = int64_t{blockIdx.x} * kTokens;
   const int count = static_cast<int>(min(int64_t{kTokens}, layer.tokens() - start));
   const DenseSource rotated = layer.Rotated();
-  LoadKeys<N>(rotated, nullptr, head, start, count, kTokens, shared.keys);
-  LoadValues<N>(rotated, nullptr, head, start, count, kTokens, shared.values);
+  rotated.template LoadRows<N>(kKeys, head, start, count, kTokens, nullptr, shared.keys);
+  rotated.template LoadRows<N>(kValues, head, start, count, kTokens, nullptr, shared.values);
   for (int i = WarpId() * kWarpTokens; i < min((WarpId() + 1) * kWarpTokens, count); ++i) {
     PrepareSide(args, &shared, kKeys, head, start + i, i);
     PrepareSide(args, &shared, kValues, head, start + i, i);

@@ -116,14 +116,42 @@ __device__ float SquaredNorm(const WarpVector<N>& v) {
   return WarpSum(sum);
 }
 
+// The rotation of one position (RopeTable::Rotate), coordinate by coordinate; d below 2 rope.pairs.
+class RotaryRow {
+ public:
+  struct Coordinate {
+    int partner;
+    bool first;  // of its pair
+    float cos, sin;
+    __device__ float Rotated(float own, float other) const {
+      return first ? own * cos - other * sin : other * sin + own * cos;
+    }
+  };
+
+  __device__ RotaryRow(const DeviceRope& rope, int64_t position)
+      : rope_(rope),
+        tile_(position / RopeTable::kTile * rope.pairs),
+        offset_(static_cast<int>(position % RopeTable::kTile) * rope.pairs) {}
+
+  __device__ Coordinate at(int d) const {
+    const bool first = rope_.interleaved ? d % 2 == 0 : d < rope_.pairs;
+    const int pair = rope_.interleaved ? d / 2 : first ? d : d - rope_.pairs;
+    const int partner = rope_.interleaved ? d ^ 1 : first ? d + rope_.pairs : d - rope_.pairs;
+    const float tc = rope_.tile_cos[tile_ + pair], ts = rope_.tile_sin[tile_ + pair];
+    const float oc = rope_.offset_cos[offset_ + pair], os = rope_.offset_sin[offset_ + pair];
+    return {partner, first, tc * oc - ts * os, ts * oc + tc * os};
+  }
+
+ private:
+  const DeviceRope& rope_;
+  int64_t tile_;
+  int offset_;
+};
+
 // v := R_position v. `row`: 32 N floats of shared memory of this warp; holds the unrotated vector afterwards.
 template <int N>
 __device__ void Rotate(const DeviceRope& rope, int64_t position, float* row, WarpVector<N>* v) {
-  constexpr int kTile = RopeTable::kTile;
-  const float* tile_cos = rope.tile_cos + position / kTile * rope.pairs;
-  const float* tile_sin = rope.tile_sin + position / kTile * rope.pairs;
-  const float* offset_cos = rope.offset_cos + position % kTile * rope.pairs;
-  const float* offset_sin = rope.offset_sin + position % kTile * rope.pairs;
+  const RotaryRow rotary(rope, position);
   __syncwarp();
   StoreShared(*v, row);
   __syncwarp();
@@ -131,13 +159,8 @@ __device__ void Rotate(const DeviceRope& rope, int64_t position, float* row, War
   for (int j = 0; j < N; ++j) {
     const int d = LaneId() + kWarpSize * j;
     if (d >= 2 * rope.pairs) continue;
-    const bool first = rope.interleaved ? d % 2 == 0 : d < rope.pairs;
-    const int pair = rope.interleaved ? d / 2 : first ? d : d - rope.pairs;
-    const float other = row[rope.interleaved ? d ^ 1 : first ? d + rope.pairs : d - rope.pairs];
-    const float tc = tile_cos[pair], ts = tile_sin[pair], oc = offset_cos[pair], os = offset_sin[pair];
-    const float c = tc * oc - ts * os;
-    const float s = ts * oc + tc * os;
-    v->x[j] = first ? v->x[j] * c - other * s : other * s + v->x[j] * c;
+    const RotaryRow::Coordinate at = rotary.at(d);
+    v->x[j] = at.Rotated(v->x[j], row[at.partner]);
   }
   __syncwarp();
 }
