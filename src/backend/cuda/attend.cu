@@ -8,8 +8,8 @@
 namespace anchorkv::cuda {
 namespace {
 
-// Blocks that run on one multiprocessor at a time, about: what splitting aims at.
-constexpr int64_t kBlocksPerMultiprocessor = 3;
+// Blocks that run on one multiprocessor at a time, by their registers: splitting aims at one wave of them.
+constexpr int64_t kBlocksPerMultiprocessor = 2;
 constexpr int64_t kMaxGridYZ = 65535;
 
 Status CheckQueries(const DeviceQueries& q, const PartialStates& out) {

@@ -14,6 +14,7 @@ inline constexpr int kBlockThreads = kBlockWarps * kWarpSize;
 template <int N>
 inline constexpr int kRowStride = kWarpSize* N + 4;
 
+static_assert(kMaxPools == 2);
 inline constexpr int kBatchRows = 4;  // rows of a warp whose loads are in flight together
 
 // Dense rows: where attention and the compression read keys and values that are not compressed.
@@ -117,19 +118,22 @@ struct AnchorSource {
       }
 #pragma unroll
       for (int b = 0; b < kBatchRows; ++b) {
-        const int i = WarpId() + (first + b) * kBlockWarps;
-#pragma unroll
-        for (int pool = 0; pool < kMaxPools; ++pool) {
-          const uint64_t bit = uint64_t{1} << i;
-          if ((mask[pool] & bit) == 0) continue;
-          const int64_t slot = int64_t{rank[pool]} + __popcll(mask[pool] & (bit - 1));
-          WarpVector<N> residual = DecodeSlot<N>(view, *shared, side, pool, slot);
-          if (segment.layout.code.hadamard) HadamardInverse(*shared, &residual);
-#pragma unroll
-          for (int j = 0; j < N; ++j) batch[b].x[j] += residual.x[j];
-        }
-        StoreShared(batch[b], tile + i * kRowStride<N>);
+        StoreShared(batch[b], tile + (WarpId() + (first + b) * kBlockWarps) * kRowStride<N>);
       }
+    }
+    // Few positions have a residual, and its code is long: not unrolled. Every lane adds to what it has stored itself.
+#pragma unroll 1
+    for (int i = WarpId(); i < rows; i += kBlockWarps) {
+      const uint64_t bit = uint64_t{1} << i;
+      if (((mask[0] | mask[1]) & bit) == 0) continue;
+      const int pool = (mask[0] & bit) != 0 ? 0 : 1;
+      const int64_t slot =
+          int64_t{pool == 0 ? rank[0] : rank[1]} + __popcll((pool == 0 ? mask[0] : mask[1]) & (bit - 1));
+      WarpVector<N> residual = DecodeSlot<N>(view, *shared, side, pool, slot);
+      if (segment.layout.code.hadamard) HadamardInverse(*shared, &residual);
+      float* row = tile + i * kRowStride<N>;
+#pragma unroll
+      for (int j = 0; j < N; ++j) row[LaneId() + kWarpSize * j] += residual.x[j];
     }
   }
 

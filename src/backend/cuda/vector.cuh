@@ -237,17 +237,26 @@ __device__ WarpVector<N> LoadAnchor(const uint16_t* row, float scale, int head_d
   return v;
 }
 
-// Bit field of coordinate d in a plane of width w (PackCodes of residual_code.h).
-__device__ inline uint32_t PlaneField(const uint8_t* plane, int head_dim, int width, int d) {
-  const int plane_bytes = head_dim * width / 8;
-  const int i = static_cast<int>((static_cast<float>(d) + 0.5f) / static_cast<float>(plane_bytes));
-  return (uint32_t{plane[d - i * plane_bytes]} >> (i * width)) & ((1u << width) - 1);
-}
+// A plane of width w of a slot's codes (PackCodes of residual_code.h).
+class CodePlane {
+ public:
+  __device__ CodePlane(const uint8_t* plane, int head_dim, int width)
+      : plane_(plane),
+        bytes_(head_dim * width / 8),
+        width_(width),
+        inverse_(1.0f / static_cast<float>(head_dim * width / 8)) {}
+  // The bit field of coordinate d: d / bytes_ by a product, exact because d + 1/2 stays away from every multiple.
+  __device__ uint32_t at(int d) const {
+    const int i = static_cast<int>((static_cast<float>(d) + 0.5f) * inverse_);
+    return (uint32_t{plane_[d - i * bytes_]} >> (i * width_)) & ((1u << width_) - 1);
+  }
 
-__device__ inline uint32_t CodeAt(const uint8_t* codes, int head_dim, int bits, int d) {
-  if (bits != 3) return PlaneField(codes, head_dim, bits, d);
-  return PlaneField(codes, head_dim, 2, d) | PlaneField(codes + head_dim / 4, head_dim, 1, d) << 2;
-}
+ private:
+  const uint8_t* plane_;
+  int bytes_;
+  int width_;
+  float inverse_;
+};
 
 // scale * level of every coordinate of a slot.
 template <int N>
@@ -255,13 +264,18 @@ __device__ WarpVector<N> DecodeSlot(const AnchorView& view, const CodeTables& ta
                                     int64_t slot) {
   const int head_dim = view.layout->head_dim;
   const int bits = view.pool(side, pool).bits;
-  const uint8_t* codes = view.codes(side, pool, slot);
+  const uint8_t* packed = view.codes(side, pool, slot);
   const float scale = HalfBitsToFloat(view.scale(side, pool, slot));
+  const CodePlane low(packed, head_dim, bits == 3 ? 2 : bits);
+  const CodePlane high(packed + head_dim / 4, head_dim, 1);  // of 3 bits
   WarpVector<N> v;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const int d = LaneId() + kWarpSize * j;
-    v.x[j] = d < head_dim ? scale * tables.levels[bits - 1][CodeAt(codes, head_dim, bits, d)] : 0.0f;
+    v.x[j] = 0.0f;
+    if (d >= head_dim) continue;
+    const uint32_t code = bits == 3 ? low.at(d) | high.at(d) << 2 : low.at(d);
+    v.x[j] = scale * tables.levels[bits - 1][code];
   }
   return v;
 }
