@@ -2,7 +2,12 @@
 set(ANCHORKV_ENABLE_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON or OFF")
 set_property(CACHE ANCHORKV_ENABLE_CUDA PROPERTY STRINGS AUTO ON OFF)
 # 80 carries PTX for every later GPU; 90a-real is machine code for Hopper (H100, H200) alone.
-set(ANCHORKV_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "GPU architectures to compile for (as CMAKE_CUDA_ARCHITECTURES)")
+set(default_architectures "80;90a-real")
+if(NOT "$ENV{CUDAARCHS}" STREQUAL "")
+  set(default_architectures $ENV{CUDAARCHS})
+endif()
+set(ANCHORKV_CUDA_ARCHITECTURES "${default_architectures}" CACHE STRING
+  "GPU architectures to compile for, as CMAKE_CUDA_ARCHITECTURES; the environment variable CUDAARCHS sets the default")
 
 set(ANCHORKV_CUDA OFF)
 if(ANCHORKV_ENABLE_CUDA STREQUAL "AUTO")
