@@ -23,7 +23,7 @@ struct AttendArgs {
 };
 
 inline constexpr int kFewRows = 8;    // decoding: every warp takes all rows and an eighth of a tile's positions
-inline constexpr int kManyRows = 32;  // every warp takes 4 rows and all positions
+inline constexpr int kManyRows = 32;  // every warp takes an eighth of the rows and all positions
 inline constexpr int64_t kNoMask = INT64_MAX / 2;
 
 template <int N, int kRows>
@@ -231,8 +231,11 @@ Status LaunchAttend(const AttendArgs& args, const Source& source, Stream stream)
 // Attention of one width and source, for few or many rows.
 template <int N, class Source>
 Status AttendWidth(const AttendArgs& args, const Source& source, Stream stream) {
+  // The widest tiles leave room for half as many rows in the 163 KiB that a block has on the GPUs of 8.0.
+  constexpr int kWidthRows = N <= 4 ? kManyRows : kManyRows / 2;
+  static_assert(sizeof(AttendShared<N, kWidthRows>) <= 163 * 1024);
   const bool few = int64_t{args.queries.tokens} * args.queries.gqa_ratio <= kFewRows;
-  return few ? LaunchAttend<N, kFewRows>(args, source, stream) : LaunchAttend<N, kManyRows>(args, source, stream);
+  return few ? LaunchAttend<N, kFewRows>(args, source, stream) : LaunchAttend<N, kWidthRows>(args, source, stream);
 }
 
 extern template Status AttendWidth<2, AnchorSource>(const AttendArgs&, const AnchorSource&, Stream);

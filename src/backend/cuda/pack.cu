@@ -130,7 +130,7 @@ __global__ void RankKernel(const __grid_constant__ PackArgs args) {
 
 // QuantizeResidual of residual_code.h: the chosen codes of this lane's coordinates, and the stored scale.
 template <int N>
-__device__ uint16_t Quantise(const WarpVector<N>& z, const CodeTables& tables, int head_dim, int bits,
+__device__ uint16_t Quantize(const WarpVector<N>& z, const CodeTables& tables, int head_dim, int bits,
                              ResidualScale mode, uint8_t (&codes)[N]) {
   float step;
   if (mode == ResidualScale::kLeastSquares || mode == ResidualScale::kRms) {
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kBlockThreads) PackVectorsKernel(const __grid_
   if (side == kKeys && layer.pre_rope) Rotate(layer.input.rope, layer.input.first_position + t, row, &z);
   if (args.layout.code.hadamard) HadamardForward(tables, &z);
   uint8_t codes[N];
-  const uint16_t scale = Quantise(z, tables, head_dim, slots.bits, args.scale, codes);
+  const uint16_t scale = Quantize(z, tables, head_dim, slots.bits, args.scale, codes);
   if (LaneId() == 0) args.at<uint16_t>(slots.scales)[slot] = scale;
   uint8_t* shared_codes = all_codes[WarpId()];
 #pragma unroll
