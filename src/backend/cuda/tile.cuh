@@ -123,7 +123,7 @@ struct AnchorSource {
     }
     // Few positions have a residual, and its code is long: not unrolled. Every lane adds to what it has stored itself.
 #pragma unroll 1
-    for (int i = WarpId(); i < rows; i += kBlockWarps) {
+    for (int i = WarpId(); i < count; i += kBlockWarps) {
       const uint64_t bit = uint64_t{1} << i;
       if (((mask[0] | mask[1]) & bit) == 0) continue;
       const int pool = (mask[0] & bit) != 0 ? 0 : 1;
