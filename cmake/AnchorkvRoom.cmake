@@ -2,13 +2,16 @@
 # The rooms of the core are linked together into the library `anchorkv` (src/CMakeLists.txt).
 add_library(anchorkv_flags INTERFACE)
 target_compile_features(anchorkv_flags INTERFACE cxx_std_20)
-target_compile_options(anchorkv_flags INTERFACE -Wall -Wextra $<$<BOOL:${ANCHORKV_WERROR}>:-Werror>)
+target_compile_options(anchorkv_flags INTERFACE
+  $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall -Wextra $<$<BOOL:${ANCHORKV_WERROR}>:-Werror>>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${ANCHORKV_WERROR}>:-Werror=all-warnings>>)
 # g++ 12 sees an overlap in inlined std::string concatenations that is not there (GCC bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(anchorkv_flags INTERFACE -Wno-restrict)
+  target_compile_options(anchorkv_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(ANCHORKV_SANITIZE)
-  target_compile_options(anchorkv_flags INTERFACE -fsanitize=${ANCHORKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(anchorkv_flags INTERFACE
+    $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-fsanitize=${ANCHORKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
   target_link_options(anchorkv_flags INTERFACE -fsanitize=${ANCHORKV_SANITIZE})
 endif()
 

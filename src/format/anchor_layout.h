@@ -24,6 +24,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
+
 namespace anchorkv {
 
 inline constexpr int kTileTokens = 64;      // positions per mask word
@@ -54,8 +56,8 @@ struct SlotPool {
   size_t mask = 0, rank = 0, codes = 0, scales = 0;  // byte offsets
 };
 
-inline int64_t CodeBytes(int head_dim, int bits) { return int64_t{head_dim} * bits / 8; }
-inline int64_t SlotBytes(int head_dim, int bits) { return CodeBytes(head_dim, bits) + 2; }
+AKV_HOST_DEVICE inline int64_t CodeBytes(int head_dim, int bits) { return int64_t{head_dim} * bits / 8; }
+AKV_HOST_DEVICE inline int64_t SlotBytes(int head_dim, int bits) { return CodeBytes(head_dim, bits) + 2; }
 
 struct AnchorLayout {
   int kv_heads = 0;
@@ -68,8 +70,8 @@ struct AnchorLayout {
   size_t words[2] = {0, 0};
   size_t total_bytes = 0;
 
-  int64_t padded_tokens() const { return (tokens + kTileTokens - 1) / kTileTokens * kTileTokens; }
-  int64_t tiles() const { return padded_tokens() / kTileTokens; }
+  AKV_HOST_DEVICE int64_t padded_tokens() const { return (tokens + kTileTokens - 1) / kTileTokens * kTileTokens; }
+  AKV_HOST_DEVICE int64_t tiles() const { return padded_tokens() / kTileTokens; }
 
   // Offsets and total for the given shape; pools[side][i].bits and .slots must be set by the caller.
   void Place();
@@ -82,34 +84,36 @@ struct AnchorView {
   int64_t first_position = 0;  // logical position of token 0 (for RoPE)
 
   template <typename T>
-  const T* at(size_t offset) const noexcept {
+  AKV_HOST_DEVICE const T* at(size_t offset) const noexcept {
     return reinterpret_cast<const T*>(base + offset);
   }
 
-  const uint16_t* anchor_row(Side side, int head, int64_t anchor) const noexcept {
+  AKV_HOST_DEVICE const uint16_t* anchor_row(Side side, int head, int64_t anchor) const noexcept {
     return at<uint16_t>(side == kKeys ? layout->anchor_keys : layout->anchor_values) +
            (head * layout->anchors + anchor) * layout->head_dim;
   }
-  const uint32_t* anchor_positions(int head) const noexcept {
+  AKV_HOST_DEVICE const uint32_t* anchor_positions(int head) const noexcept {
     return at<uint32_t>(layout->anchor_positions) + head * layout->anchors;
   }
-  float anchor_scale(Side side, int head) const noexcept {
+  AKV_HOST_DEVICE float anchor_scale(Side side, int head) const noexcept {
     return at<float>(layout->anchor_scales)[side * layout->kv_heads + head];
   }
-  const TokenWord* words(Side side, int head) const noexcept {
+  AKV_HOST_DEVICE const TokenWord* words(Side side, int head) const noexcept {
     return at<TokenWord>(layout->words[side]) + head * layout->padded_tokens();
   }
-  const SlotPool& pool(Side side, int pool) const noexcept { return layout->pools[side][pool]; }
-  const uint64_t* mask(Side side, int p, int head) const noexcept {
+  AKV_HOST_DEVICE const SlotPool& pool(Side side, int pool) const noexcept { return layout->pools[side][pool]; }
+  AKV_HOST_DEVICE const uint64_t* mask(Side side, int p, int head) const noexcept {
     return at<uint64_t>(pool(side, p).mask) + head * layout->tiles();
   }
-  const uint32_t* rank(Side side, int p, int head) const noexcept {
+  AKV_HOST_DEVICE const uint32_t* rank(Side side, int p, int head) const noexcept {
     return at<uint32_t>(pool(side, p).rank) + head * layout->tiles();
   }
-  const uint8_t* codes(Side side, int p, int64_t slot) const noexcept {
+  AKV_HOST_DEVICE const uint8_t* codes(Side side, int p, int64_t slot) const noexcept {
     return at<uint8_t>(pool(side, p).codes) + slot * CodeBytes(layout->head_dim, pool(side, p).bits);
   }
-  uint16_t scale(Side side, int p, int64_t slot) const noexcept { return at<uint16_t>(pool(side, p).scales)[slot]; }
+  AKV_HOST_DEVICE uint16_t scale(Side side, int p, int64_t slot) const noexcept {
+    return at<uint16_t>(pool(side, p).scales)[slot];
+  }
 };
 
 }  // namespace anchorkv

@@ -74,21 +74,12 @@ std::array<float, kMaxHeadDim> MakeSigns() noexcept {
 
 // E[max |z_i|] of n independent N(0,1): the integral over x >= 0 of 1 - P(|z| <= x)^n, by the trapezoid
 // rule (the integrand is flat at both ends, so it converges fast). 2.600 / 2.829 / 3.043 for 64 / 128 / 256.
-float ExpectedAbsMax(int n) {
+float IntegrateAbsMax(int n) {
   constexpr double kStep = 1.0 / 64;
   constexpr double kEnd = 9.0;
   double sum = 0.5;
   for (double x = kStep; x < kEnd; x += kStep) sum += 1.0 - std::pow(std::erf(x * std::sqrt(0.5)), n);
   return static_cast<float>(sum * kStep);
-}
-
-float ExpectedAbsMaxCached(int head_dim) noexcept {
-  static const std::array<float, kMaxHeadDim + 1> table = [] {
-    std::array<float, kMaxHeadDim + 1> values{};
-    for (int n = 1; n <= kMaxHeadDim; ++n) values[n] = ExpectedAbsMax(n);
-    return values;
-  }();
-  return table[head_dim];
 }
 
 // In-place Walsh-Hadamard transform of each block of x, then one product with 1/sqrt(block).
@@ -120,7 +111,7 @@ float CodingScale(const float* z, int head_dim, ResidualScale scale) noexcept {
   }
   float max_abs = 0.0f;
   for (int i = 0; i < head_dim; ++i) max_abs = std::max(max_abs, std::fabs(z[i]));
-  return scale == ResidualScale::kAbsMax ? max_abs / ExpectedAbsMaxCached(head_dim) : max_abs;
+  return scale == ResidualScale::kAbsMax ? max_abs / ExpectedAbsMax(head_dim) : max_abs;
 }
 
 // Calls visit(width, shift, first byte) for each plane of a code of `bits`: 3 bits are a plane of the two
@@ -143,6 +134,15 @@ std::span<const float> Levels(int bits, bool uniform) noexcept {
 
 std::span<const float> Boundaries(int bits, bool uniform) noexcept {
   return {TableOf(bits, uniform).boundaries.data(), (size_t{1} << bits) - 1};
+}
+
+float ExpectedAbsMax(int head_dim) noexcept {
+  static const std::array<float, kMaxHeadDim + 1> table = [] {
+    std::array<float, kMaxHeadDim + 1> values{};
+    for (int n = 1; n <= kMaxHeadDim; ++n) values[n] = IntegrateAbsMax(n);
+    return values;
+  }();
+  return table[head_dim];
 }
 
 float TreeDot(const float* a, const float* b, int n) noexcept {

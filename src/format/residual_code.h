@@ -15,6 +15,8 @@ namespace anchorkv {
 // Levels of a b-bit code, ascending, 2^bits values for N(0,1) input (Lloyd-Max), or equally spaced on
 // [-1, 1] (uniform). bits in 1..4.
 std::span<const float> Levels(int bits, bool uniform) noexcept;
+// E[max |z_i|] of head_dim independent N(0,1): what ResidualScale::kAbsMax divides by.
+float ExpectedAbsMax(int head_dim) noexcept;
 // The 2^bits - 1 decision boundaries between them, ascending. A value equal to a boundary takes the
 // upper code.
 std::span<const float> Boundaries(int bits, bool uniform) noexcept;

@@ -1,0 +1,156 @@
+// Attention: arguments are checked and passed on to the kernel of the right width; merging.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "backend/cuda/attend.cuh"
+
+namespace anchorkv::cuda {
+namespace {
+
+// Blocks that run on one multiprocessor at a time, by their registers: splitting aims at one wave of them.
+constexpr int64_t kBlocksPerMultiprocessor = 2;
+constexpr int64_t kMaxGridYZ = 65535;
+
+Status CheckQueries(const DeviceQueries& q, const PartialStates& out) {
+  if (q.tokens < 1 || q.kv_heads < 1 || q.gqa_ratio < 1 || q.kv_heads > kMaxGridYZ ||
+      int64_t{q.tokens} * q.gqa_ratio > kMaxGridYZ * kFewRows) {
+    return InvalidArgument("attention of " + std::to_string(q.tokens) + " query tokens, " + std::to_string(q.kv_heads) +
+                           " kv heads and " + std::to_string(q.gqa_ratio) +
+                           " query heads each; all must be at least 1 and within the size of a grid");
+  }
+  if (out.rows != q.rows() || out.parts < 1) {
+    return InvalidArgument("states for " + std::to_string(out.rows) + " rows in " + std::to_string(out.parts) +
+                           " parts; there are " + std::to_string(q.rows()) + " query rows and at least 1 part");
+  }
+  return {};
+}
+
+AttendArgs MakeArgs(const DeviceQueries& queries, const PartialStates& out, int head_dim) {
+  AttendArgs args;
+  args.queries = queries;
+  args.out = out;
+  args.head_dim = head_dim;
+  args.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  return args;
+}
+
+// One block per query row, one thread per coordinate.
+__global__ void MergeKernel(PartialStates parts, PartialStates prior, int head_dim, int heads, DeviceOutput out) {
+  const int64_t row = blockIdx.x;
+  float m = -INFINITY;
+  const auto each = [&](auto visit) {
+    if (prior.l != nullptr && prior.l[row] > 0.0f) visit(prior, row);
+    for (int part = 0; part < parts.parts; ++part) {
+      const int64_t at = part * parts.rows + row;
+      if (parts.l[at] > 0.0f) visit(parts, at);
+    }
+  };
+  each([&](const PartialStates& states, int64_t at) { m = fmaxf(m, states.m[at]); });
+  float l = 0.0f;
+  each([&](const PartialStates& states, int64_t at) { l += expf(states.m[at] - m) * states.l[at]; });
+  for (int d = static_cast<int>(threadIdx.x); d < head_dim; d += static_cast<int>(blockDim.x)) {
+    float o = 0.0f;
+    each([&](const PartialStates& states, int64_t at) { o += expf(states.m[at] - m) * states.o[at * head_dim + d]; });
+    StoreElement(out.data, out.type, row / heads * out.token_stride + row % heads * out.head_stride + d,
+                 l > 0.0f ? o / l : 0.0f);
+  }
+  if (threadIdx.x == 0 && out.m != nullptr) {
+    out.m[row] = m;
+    out.l[row] = l;
+  }
+}
+
+}  // namespace
+
+PartialStates Slice(const PartialStates& all, int head_dim, int first, int count) {
+  const int64_t skip = first * all.rows;
+  return {all.o + skip * head_dim, all.m + skip, all.l + skip, all.rows, count};
+}
+
+Result<PartialStatesBuffer> PartialStatesBuffer::Make(int64_t rows, int head_dim, int parts) {
+  AKV_RETURN_IF_ERROR(CheckHeadDim(head_dim));
+  PartialStatesBuffer out;
+  const size_t bytes = static_cast<size_t>(rows * parts * (head_dim + 2)) * sizeof(float);
+  AKV_ASSIGN_OR_RETURN(out.buffer_, DeviceBuffer::Make(bytes, "partial attention states"));
+  out.rows_ = rows;
+  out.head_dim_ = head_dim;
+  out.parts_ = parts;
+  return Result<PartialStatesBuffer>(std::move(out));
+}
+
+PartialStates PartialStatesBuffer::states(int64_t rows) const noexcept {
+  float* o = buffer_.as<float>();
+  float* m = o + rows_ * parts_ * head_dim_;
+  return {o, m, m + rows_ * parts_, std::min(rows, rows_), parts_};
+}
+
+int SplitCount(const DeviceInfo& device, const DeviceQueries& queries, int64_t tokens) {
+  const int64_t group_rows = int64_t{queries.tokens} * queries.gqa_ratio;
+  const int64_t blocks = queries.kv_heads * CeilDiv(group_rows, group_rows <= kFewRows ? kFewRows : kManyRows);
+  const int64_t wanted = CeilDiv(kBlocksPerMultiprocessor * device.multiprocessors, std::max<int64_t>(1, blocks));
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, CeilDiv(tokens, kTileTokens))));
+}
+
+Status AttendAnchor(const DeviceSegment& segment, const DeviceRope& rope, const DeviceQueries& queries, int64_t first,
+                    int64_t last, const PartialStates& out, Stream stream) {
+  const AnchorLayout& layout = segment.layout;
+  AKV_RETURN_IF_ERROR(CheckHeadDim(layout.head_dim));
+  AKV_RETURN_IF_ERROR(CheckQueries(queries, out));
+  if (first < 0 || first > last || last > layout.tokens || first % kTileTokens != 0) {
+    return InvalidArgument("positions " + std::to_string(first) + " to " + std::to_string(last) +
+                           "; they must start at a multiple of " + std::to_string(kTileTokens) + " and end by " +
+                           std::to_string(layout.tokens));
+  }
+  if (queries.first_kv_head < 0 || queries.first_kv_head + queries.kv_heads > layout.kv_heads) {
+    return InvalidArgument("kv heads " + std::to_string(queries.first_kv_head) + " to " +
+                           std::to_string(queries.first_kv_head + queries.kv_heads) + "; the segment has " +
+                           std::to_string(layout.kv_heads));
+  }
+  if (rope.head_dim != layout.head_dim || segment.first_position + layout.tokens > rope.max_position) {
+    return InvalidArgument("the RoPE table does not cover positions up to " +
+                           std::to_string(segment.first_position + layout.tokens));
+  }
+  AttendArgs args = MakeArgs(queries, out, layout.head_dim);
+  args.first = first;
+  args.last = last;
+  args.visible = kNoMask;
+  const AnchorSource source{segment, rope, MakeCodeTables(layout.head_dim, layout.code.uniform)};
+  return ForWidth(layout.head_dim, [&](auto width) { return AttendWidth<width()>(args, source, stream); });
+}
+
+Status AttendDense(const DeviceDense& rows, const DeviceQueries& queries, const PartialStates& out, Stream stream) {
+  const int head_dim = rows.keys.head_dim;
+  AKV_RETURN_IF_ERROR(CheckHeadDim(head_dim));
+  AKV_RETURN_IF_ERROR(CheckQueries(queries, out));
+  if (rows.values.head_dim != head_dim || queries.first_kv_head < 0 ||
+      queries.first_kv_head + queries.kv_heads > rows.keys.heads || rows.values.heads != rows.keys.heads) {
+    return InvalidArgument("dense keys, values and queries differ in shape");
+  }
+  if (rows.first < 0 || rows.first > rows.last) {
+    return InvalidArgument("dense rows " + std::to_string(rows.first) + " to " + std::to_string(rows.last) +
+                           "; they must be in order");
+  }
+  AttendArgs args = MakeArgs(queries, out, head_dim);
+  args.first = rows.first;
+  args.last = rows.last;
+  args.visible = rows.visible;
+  args.length = rows.length;
+  const DenseSource source{rows.keys, rows.values, rows.rope != nullptr ? *rows.rope : DeviceRope(),
+                           rows.first_position};
+  return ForWidth(head_dim, [&](auto width) { return AttendWidth<width()>(args, source, stream); });
+}
+
+Status MergeStates(const PartialStates& parts, const PartialStates& prior, int head_dim, int heads,
+                   const DeviceOutput& out, Stream stream) {
+  AKV_RETURN_IF_ERROR(CheckHeadDim(head_dim));
+  if (parts.rows < 1 || heads < 1 || parts.rows % heads != 0) {
+    return InvalidArgument(std::to_string(parts.rows) + " rows of states; must be a multiple of the " +
+                           std::to_string(heads) + " heads");
+  }
+  const int threads = head_dim <= 64 ? 64 : 128;
+  MergeKernel<<<static_cast<unsigned>(parts.rows), threads, 0, stream>>>(parts, prior, head_dim, heads, out);
+  return LaunchStatus("merging attention states");
+}
+
+}  // namespace anchorkv::cuda
