@@ -203,9 +203,14 @@ Status RunPerplexity(Engine* engine, const Tokenizer& tokenizer, const Backend& 
       for (Contender& contender : contenders) {
         AKV_RETURN_IF_ERROR(engine->Append(contender.cache.get(), step, &contender.logits, true));
         for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-          contender.divergence.Add(std::span(reference).subspan(i * vocab, vocab),
-                                   std::span(contender.logits).subspan(i * vocab, vocab),
-                                   tokens[static_cast<size_t>(first) + i + 1]);
+          const auto of_reference = std::span(reference).subspan(i * vocab, vocab);
+          const auto own = std::span(contender.logits).subspan(i * vocab, vocab);
+          const int32_t next = tokens[static_cast<size_t>(first) + i + 1];
+          if (input.base_path.empty()) {
+            contender.divergence.Add(of_reference, own, next);
+          } else {
+            contender.divergence.AddStored(of_reference, own, next);
+          }
         }
       }
     }

@@ -12,6 +12,9 @@ class Divergence {
  public:
   // One position: `reference` and `logits` (equal lengths; log-probabilities serve as logits) in front of `token`.
   void Add(std::span<const float> reference, std::span<const float> logits, int32_t token);
+  // The same against log-probabilities as llama-perplexity stores them: cut off below, so that they sum to more than
+  // one. Taken as they are, entries up to -16 left out.
+  void AddStored(std::span<const float> log_probabilities, std::span<const float> logits, int32_t token);
 
   int64_t count() const noexcept { return static_cast<int64_t>(kl_.size()); }
   double nll() const noexcept { return nll_ / static_cast<double>(count()); }  // mean; perplexity = exp(nll)

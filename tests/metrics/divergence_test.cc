@@ -39,6 +39,22 @@ TEST(Divergence, QuantilesInterpolateBetweenOrderStatistics) {
   EXPECT_NEAR(d.kl_quantile(.9), .3 * kls[2] + .7 * kls[3], 1e-6);
 }
 
+TEST(Divergence, StoredLogProbabilitiesAreTakenAsTheyAre) {
+  const std::vector<float> q = Log(.2, .3, .5);
+  Divergence exact, stored, cut;
+  exact.Add(Log(.5, .3, .2), q, 1);
+  stored.AddStored(Log(.5, .3, .2), q, 1);
+  EXPECT_NEAR(stored.kl(), exact.kl(), 1e-6);
+  EXPECT_NEAR(stored.nll(), exact.nll(), 1e-6);
+  EXPECT_NEAR(stored.reference_nll(), exact.reference_nll(), 1e-6);
+  EXPECT_EQ(stored.same_top(), exact.same_top());
+  std::vector<float> p = Log(.5, .5, 1);
+  p[2] = -16;  // left out
+  cut.AddStored(p, q, 2);
+  EXPECT_NEAR(cut.kl(), .5 * std::log(.5 / .2) + .5 * std::log(.5 / .3), 1e-6);
+  EXPECT_NEAR(cut.reference_nll(), 16, 1e-6);
+}
+
 TEST(Divergence, MergeIsAddingBoth) {
   Divergence both, first, second;
   const std::vector<float> a = Log(.5, .3, .2), b = Log(.2, .3, .5), c = Log(.1, .1, .8);
