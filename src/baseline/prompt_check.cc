@@ -3,15 +3,11 @@
 #include <algorithm>
 #include <string>
 
+#include "base/shape_text.h"
 #include "format/residual_code.h"
 
 namespace anchorkv {
 namespace {
-
-std::string ShapeText(const HeadsView<const float>& view) {
-  return "[" + std::to_string(view.heads) + ", " + std::to_string(view.tokens) + ", " + std::to_string(view.head_dim) +
-         "]";
-}
 
 bool SameShape(const HeadsView<const float>& a, const HeadsView<const float>& b) {
   return a.heads == b.heads && a.tokens == b.tokens && a.head_dim == b.head_dim;

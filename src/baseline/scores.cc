@@ -15,13 +15,10 @@ HeadScores Zeros(const HeadsView<const float>& shape) {
 }
 
 // Attention of the last `window` queries per position, mean over them and over the query heads of a kv head.
-Result<HeadScores> WindowAttention(LayerInput input, int64_t window, const Backend& backend) {
-  const int64_t skip = input.queries.tokens - window;
-  input.queries.data += skip * input.queries.token_stride;
-  input.queries.tokens = window;
+Result<HeadScores> WindowAttention(const LayerInput& input, int64_t window, const Backend& backend) {
   AttentionStats stats;
   HeadScores scores;
-  AKV_RETURN_IF_ERROR(backend.Score(input, &stats, &scores));
+  AKV_RETURN_IF_ERROR(backend.Score(NarrowWindow(input, window), &stats, &scores));
   return scores;
 }
 

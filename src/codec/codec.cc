@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
+#include "base/shape_text.h"
 #include "codec/alloc_guard.h"
 #include "codec/anchor_segment.h"
 #include "codec/rotated_keys.h"
@@ -47,11 +48,6 @@ Status CheckFinite(const char* what, const HeadsView<const float>& view, int lay
   return {};
 }
 
-std::string ShapeText(const HeadsView<const float>& view) {
-  return "[" + std::to_string(view.heads) + ", " + std::to_string(view.tokens) + ", " + std::to_string(view.head_dim) +
-         "]";
-}
-
 Status CheckInput(const LayerInput& input, const CodecOptions& options) {
   const HeadsView<const float>& k = input.keys;
   const HeadsView<const float>& v = input.values;
@@ -85,46 +81,19 @@ Status CheckInput(const LayerInput& input, const CodecOptions& options) {
   return CheckFinite("a query", q, input.layer);
 }
 
-// Only the last `window` of the observed queries.
-LayerInput NarrowWindow(LayerInput input, int window) {
-  const int64_t skip = input.queries.tokens - window;
-  if (skip == 0) return input;
-  HeadsView<const float>& q = input.queries;
-  q.data += skip * q.token_stride;
-  q.tokens = window;
-  if (input.prior.m != nullptr) {
-    input.prior.o += skip * q.heads * q.head_dim;
-    input.prior.m += skip * q.heads;
-    input.prior.l += skip * q.heads;
-  }
-  return input;
-}
-
 // Placed layout for the slots that the selection takes; value slots padded per head.
 AnchorLayout LayoutFor(const LayerShape& shape, const CodecOptions& options, const Budget& budget,
                        const std::vector<uint8_t> pool_of[2]) {
-  AnchorLayout layout;
-  layout.kv_heads = shape.kv_heads;
-  layout.head_dim = shape.head_dim;
-  layout.tokens = shape.tokens;
-  layout.anchors = budget.anchors;
-  layout.code.hadamard = options.hadamard;
-  layout.code.uniform = options.codebook == Codebook::kUniform;
-  layout.code.pre_rope = options.pre_rope;
+  std::vector<int32_t> counts;
   for (const Side side : {kKeys, kValues}) {
-    const int64_t align = side == kValues ? kValueSlotAlign : 1;
     for (int pool = 0; pool < kMaxPools; ++pool) {
-      SlotPool& out = layout.pools[side][pool];
-      out.bits = budget.bits[side][pool];
       for (int h = 0; h < shape.kv_heads; ++h) {
         const auto begin = pool_of[side].begin() + h * shape.tokens;
-        const int64_t count = std::count(begin, begin + shape.tokens, static_cast<uint8_t>(pool + 1));
-        out.slots += (count + align - 1) / align * align;
+        counts.push_back(static_cast<int32_t>(std::count(begin, begin + shape.tokens, static_cast<uint8_t>(pool + 1))));
       }
     }
   }
-  layout.Place();
-  return layout;
+  return LayoutOfSelection(options, shape.kv_heads, shape.head_dim, shape.tokens, budget.anchors, budget.bits, counts);
 }
 
 // Every non-anchor vector in the only pool in use, or nothing: what SelectResiduals would give when the

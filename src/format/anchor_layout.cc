@@ -44,4 +44,29 @@ void AnchorLayout::Place() {
   total_bytes = placer.end();
 }
 
+AnchorLayout LayoutOfSelection(const CodecOptions& options, int kv_heads, int head_dim, int64_t tokens, int64_t anchors,
+                               const int (&bits)[2][kMaxPools], std::span<const int32_t> counts) {
+  AnchorLayout layout;
+  layout.kv_heads = kv_heads;
+  layout.head_dim = head_dim;
+  layout.tokens = tokens;
+  layout.anchors = anchors;
+  layout.code.hadamard = options.hadamard;
+  layout.code.uniform = options.codebook == Codebook::kUniform;
+  layout.code.pre_rope = options.pre_rope;
+  for (const Side side : {kKeys, kValues}) {
+    const int64_t align = side == kValues ? kValueSlotAlign : 1;
+    for (int pool = 0; pool < kMaxPools; ++pool) {
+      SlotPool& out = layout.pools[side][pool];
+      out.bits = bits[side][pool];
+      for (int head = 0; head < kv_heads; ++head) {
+        const int64_t count = counts[static_cast<size_t>((side * kMaxPools + pool) * kv_heads + head)];
+        out.slots += (count + align - 1) / align * align;
+      }
+    }
+  }
+  layout.Place();
+  return layout;
+}
+
 }  // namespace anchorkv

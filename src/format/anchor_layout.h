@@ -23,7 +23,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
+#include "anchorkv/options.h"
 #include "base/host_device.h"
 
 namespace anchorkv {
@@ -115,5 +117,10 @@ struct AnchorView {
     return at<uint16_t>(pool(side, p).scales)[slot];
   }
 };
+
+// The placed layout for residuals that have been chosen. counts[(side * kMaxPools + pool) * kv_heads + head]: how many
+// a head got; its value slots are padded.
+AnchorLayout LayoutOfSelection(const CodecOptions& options, int kv_heads, int head_dim, int64_t tokens, int64_t anchors,
+                               const int (&bits)[2][kMaxPools], std::span<const int32_t> counts);
 
 }  // namespace anchorkv

@@ -9,23 +9,24 @@
 namespace anchorkv {
 
 void Divergence::Add(std::span<const float> reference, std::span<const float> logits, int32_t token) {
-  kl_.push_back(static_cast<float>(KlDivergence(reference, logits)));
-  nll_ += NegativeLogLikelihood(logits, token);
-  reference_nll_ += NegativeLogLikelihood(reference, token);
+  const double reference_sum = LogSumExp(reference);
+  const double log_sum = LogSumExp(logits);
+  kl_.push_back(static_cast<float>(KlDivergence(reference, reference_sum, logits, log_sum)));
+  nll_ += log_sum - static_cast<double>(logits[static_cast<size_t>(token)]);
+  reference_nll_ += reference_sum - static_cast<double>(reference[static_cast<size_t>(token)]);
   same_top_ += ArgMax(reference) == ArgMax(logits);
 }
 
 void Divergence::AddStored(std::span<const float> log_probabilities, std::span<const float> logits, int32_t token) {
   constexpr float kNegligible = -16;
-  const double token_logit = static_cast<double>(logits[static_cast<size_t>(token)]);
-  const double log_sum = NegativeLogLikelihood(logits, token) + token_logit;
+  const double log_sum = LogSumExp(logits);
   double kl = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
     const double log_p = static_cast<double>(log_probabilities[i]);
     if (log_p > kNegligible) kl += std::exp(log_p) * (log_p - static_cast<double>(logits[i]) + log_sum);
   }
   kl_.push_back(static_cast<float>(kl));
-  nll_ += log_sum - token_logit;
+  nll_ += log_sum - static_cast<double>(logits[static_cast<size_t>(token)]);
   reference_nll_ -= static_cast<double>(log_probabilities[static_cast<size_t>(token)]);
   same_top_ += ArgMax(log_probabilities) == ArgMax(logits);
 }

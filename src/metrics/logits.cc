@@ -4,8 +4,6 @@
 #include <cmath>
 
 namespace anchorkv {
-namespace {
-
 double LogSumExp(std::span<const float> logits) noexcept {
   const double max = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
@@ -13,15 +11,16 @@ double LogSumExp(std::span<const float> logits) noexcept {
   return max + std::log(sum);
 }
 
-}  // namespace
-
 double KlDivergence(std::span<const float> p_logits, std::span<const float> q_logits) noexcept {
-  const double p_lse = LogSumExp(p_logits);
-  const double q_lse = LogSumExp(q_logits);
+  return KlDivergence(p_logits, LogSumExp(p_logits), q_logits, LogSumExp(q_logits));
+}
+
+double KlDivergence(std::span<const float> p_logits, double p_log_sum, std::span<const float> q_logits,
+                    double q_log_sum) noexcept {
   double kl = 0;
   for (size_t i = 0; i < p_logits.size(); ++i) {
-    const double log_p = p_logits[i] - p_lse;
-    const double log_q = q_logits[i] - q_lse;
+    const double log_p = p_logits[i] - p_log_sum;
+    const double log_q = q_logits[i] - q_log_sum;
     kl += std::exp(log_p) * (log_p - log_q);
   }
   return kl;

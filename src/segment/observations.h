@@ -14,6 +14,14 @@ struct PriorState {
   const float* o = nullptr;  // [window, q_heads, head_dim], sum exp(x - m) v
   const float* m = nullptr;  // [window, q_heads]
   const float* l = nullptr;  // [window, q_heads]
+
+  // Leaves out the first `queries` of the window.
+  void Skip(int64_t queries, int64_t q_heads, int64_t head_dim) noexcept {
+    if (m == nullptr) return;
+    o += queries * q_heads * head_dim;
+    m += queries * q_heads;
+    l += queries * q_heads;
+  }
 };
 
 // What a method must see besides keys, values and the last queries. Whoever runs the prompt collects the union
@@ -48,5 +56,15 @@ struct LayerInput {
 
   int gqa_ratio() const noexcept { return static_cast<int>(queries.heads / keys.heads); }
 };
+
+// Only the last `window` of the observed queries, of which there are at least as many.
+inline LayerInput NarrowWindow(LayerInput input, int64_t window) noexcept {
+  HeadsView<const float>& q = input.queries;
+  const int64_t skip = q.tokens - window;
+  q.data += skip * q.token_stride;
+  q.tokens = window;
+  input.prior.Skip(skip, q.heads, q.head_dim);
+  return input;
+}
 
 }  // namespace anchorkv

@@ -22,7 +22,7 @@ enum class Data {
 };
 
 struct LayerSpec {
-  std::string name;
+  std::string name = {};
   int kv_heads = 2;
   int gqa_ratio = 2;
   int head_dim = 64;

@@ -195,7 +195,9 @@ TEST_P(EveryMethod, MissingObservationsAreNamed) {
   const auto got =
       MakeBaseline(GetParam()).value()->Compress(std::span(&input, 1), std::span(&bytes, 1), ReferenceBackend());
   EXPECT_EQ(got.ok(), !observes);
-  if (observes) EXPECT_EQ(got.status().code(), StatusCode::kInvalidArgument) << got.status().message();
+  if (observes) {
+    EXPECT_EQ(got.status().code(), StatusCode::kInvalidArgument) << got.status().message();
+  }
 }
 
 TEST_P(EveryEviction, KeepsToTheBytes) {

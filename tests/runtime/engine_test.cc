@@ -181,7 +181,9 @@ TEST_F(EngineTest, OnePoolOfThreads) {
   std::ifstream status("/proc/self/status");
   if (!status) GTEST_SKIP() << "no /proc on this system";
   for (std::string line; std::getline(status, line);) {
-    if (line.rfind("Threads:", 0) == 0) EXPECT_LE(std::stoi(line.substr(8)), 2);
+    if (line.rfind("Threads:", 0) == 0) {
+      EXPECT_LE(std::stoi(line.substr(8)), 2);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/check.h"
 #include "backend/cuda/internal.h"
+#include "base/shape_text.h"
 
 namespace anchorkv::cuda {
 namespace {
@@ -35,17 +36,8 @@ DeviceLayerInput NarrowWindow(DeviceLayerInput input, int window) {
   if (skip <= 0) return input;
   q.data = static_cast<const std::byte*>(q.data) + skip * q.token_stride * SizeOf(q.type);
   q.tokens = window;
-  if (input.prior.m != nullptr) {
-    input.prior.o += skip * q.heads * q.head_dim;
-    input.prior.m += skip * q.heads;
-    input.prior.l += skip * q.heads;
-  }
+  input.prior.Skip(skip, q.heads, q.head_dim);
   return input;
-}
-
-std::string ShapeText(const DeviceHeads& view) {
-  return "[" + std::to_string(view.heads) + ", " + std::to_string(view.tokens) + ", " + std::to_string(view.head_dim) +
-         "]";
 }
 
 }  // namespace

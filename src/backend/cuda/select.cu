@@ -240,27 +240,7 @@ Result<AnchorLayout> LayerCompressor::Count(const DeviceLayerInput& input, const
     return Internal("a utility of layer " + std::to_string(input.layer) + " is not a number");
   }
 
-  AnchorLayout layout;
-  layout.kv_heads = heads;
-  layout.head_dim = input.keys.head_dim;
-  layout.tokens = tokens;
-  layout.anchors = budget.anchors;
-  layout.code.hadamard = options.hadamard;
-  layout.code.uniform = options.codebook == Codebook::kUniform;
-  layout.code.pre_rope = options.pre_rope;
-  for (const Side side : {kKeys, kValues}) {
-    const int64_t align = side == kValues ? kValueSlotAlign : 1;
-    for (int pool = 0; pool < kMaxPools; ++pool) {
-      SlotPool& out = layout.pools[side][pool];
-      out.bits = budget.bits[side][pool];
-      for (int head = 0; head < heads; ++head) {
-        out.slots +=
-            CeilDiv(host_counts_[static_cast<size_t>((side * kMaxPools + pool) * heads + head)], align) * align;
-      }
-    }
-  }
-  layout.Place();
-  return layout;
+  return LayoutOfSelection(options, heads, input.keys.head_dim, tokens, budget.anchors, budget.bits, host_counts_);
 }
 
 }  // namespace anchorkv::cuda
