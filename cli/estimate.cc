@@ -9,8 +9,8 @@
 
 #include "cli/command.h"
 #include "cli/kv_options.h"
-#include "cli/number_options.h"
 #include "cli/report.h"
+#include "cli/validators.h"
 #include "codec/codec.h"
 #include "runtime/engine.h"
 #include "runtime/text.h"

@@ -1,6 +1,6 @@
 #include "cli/kv_options.h"
 
-#include "cli/number_options.h"
+#include "cli/validators.h"
 #include "format/anchor_layout.h"
 
 namespace anchorkv::cli {

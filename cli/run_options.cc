@@ -1,7 +1,7 @@
 #include "cli/run_options.h"
 
 #include "cli/document.h"
-#include "cli/number_options.h"
+#include "cli/validators.h"
 
 namespace anchorkv::cli {
 namespace {
@@ -10,20 +10,6 @@ constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxChunk = 65536;
 constexpr int64_t kMaxRepeatWindow = int64_t{1} << 20;
 constexpr int64_t kMaxSeed = 0xFFFFFFFF;
-
-// One of a few words.
-CLI::Validator OneOf(std::vector<std::string> words) {
-  return CLI::Validator(
-      [words = std::move(words)](std::string& text) -> std::string {
-        std::string known;
-        for (const std::string& word : words) {
-          if (text == word) return "";
-          known += (known.empty() ? "" : ", ") + word;
-        }
-        return "'" + text + "' is not known; known: " + known;
-      },
-      "", "");
-}
 
 }  // namespace
 

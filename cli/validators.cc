@@ -1,7 +1,8 @@
-#include "cli/number_options.h"
+#include "cli/validators.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string>
@@ -51,6 +52,13 @@ CLI::Validator IntegerOr(int64_t also, int64_t min, int64_t max) {
     int64_t value = 0;
     if (Parse(text, &value) && (value == also || (value >= min && value <= max))) return "";
     return fmt::format("'{}' is not allowed; give a whole number, {}, or {}", text, Range(min, max), also);
+  });
+}
+
+CLI::Validator OneOf(std::vector<std::string> words) {
+  return Make([words = std::move(words)](std::string& text) -> std::string {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
+    return fmt::format("'{}' is not known; known: {}", text, fmt::join(words, ", "));
   });
 }
 

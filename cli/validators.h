@@ -4,6 +4,8 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 namespace anchorkv::cli {
 
@@ -18,5 +20,8 @@ inline constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 // A whole decimal number in [min, max], or the one extra value `also` below min (such as -1 for "no limit").
 CLI::Validator Integer(int64_t min, int64_t max);
 CLI::Validator IntegerOr(int64_t also, int64_t min, int64_t max);
+
+// One of a few words.
+CLI::Validator OneOf(std::vector<std::string> words);
 
 }  // namespace anchorkv::cli

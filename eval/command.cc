@@ -13,7 +13,7 @@
 #include "cli/document.h"
 #include "cli/interrupt.h"
 #include "cli/kv_options.h"
-#include "cli/number_options.h"
+#include "cli/validators.h"
 #include "eval/documents.h"
 #include "eval/perplexity.h"
 #include "eval/results_file.h"
@@ -69,10 +69,10 @@ constexpr const char* kAblations[] = {
     "anchorkv:paper:no-pre-rope",
 };
 
+// Where tools/get-data puts it unless told otherwise.
 std::string DefaultDataFolder() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
-    return std::string(cache) + "/anchorkv/data";
-  }
+  const char* cache = std::getenv("ANCHORKV_CACHE");
+  if (cache != nullptr && *cache != '\0') return std::string(cache) + "/data";
   const char* home = std::getenv("HOME");
   return std::string(home != nullptr ? home : ".") + "/.cache/anchorkv/data";
 }
@@ -323,7 +323,8 @@ Status Evaluation::Run() {
     const int64_t before = written_;
     const Result<Sample> sample = MakeSample(unit);
     if (!sample.ok()) {
-      if (sample.status().code() != StatusCode::kNotFound) return sample.status();
+      const bool absent_data = suite_ != nullptr && sample.status().code() == StatusCode::kNotFound;
+      if (!absent_data) return sample.status();
       // A gap stays visible in the results.
       Row row = {{"suite", options_.suite}, {"task", unit.task}, {"sample", unit.index}, {"length", unit.length}};
       row.update(runner_->options().columns);
@@ -379,7 +380,7 @@ void AddEvalCommand(CLI::App* app, Action* action) {
   const auto o = std::make_shared<EvalOptions>();
   eval->add_option("suite", o->suite, "ruler | niah | longbench | documents | ppl | distort | ablation | cosine")
       ->required()
-      ->check(CLI::IsMember({"ruler", "niah", "longbench", "documents", "ppl", "distort", "ablation", "cosine"}));
+      ->check(OneOf({"ruler", "niah", "longbench", "documents", "ppl", "distort", "ablation", "cosine"}));
   eval->add_option("-m,--model", o->model, "GGUF model file")->required()->type_name("FILE");
   eval->add_option("-o,--output", o->output, "Results, one JSON object per line; an existing file is continued")
       ->required()
@@ -396,7 +397,7 @@ void AddEvalCommand(CLI::App* app, Action* action) {
       ->check(Number(1, kUnbounded));
   eval->add_option("--protocol", o->protocol, "agnostic | aware | both (default): is the question compressed too")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"agnostic", "aware", "both"}));
+      ->check(OneOf({"agnostic", "aware", "both"}));
   eval->add_option("--samples", o->samples, "Samples per task and length; chunks for ppl (default 10)")
       ->type_name("N")
       ->check(Integer(1, kNoLimit));
@@ -406,7 +407,8 @@ void AddEvalCommand(CLI::App* app, Action* action) {
   eval->add_option("-f,--file", o->files, "Texts of documents and ppl; FILE.json beside a document has its questions")
       ->type_name("FILE...")
       ->take_all();
-  eval->add_option("--data", o->data, "Folder that tools/get-data filled (default ~/.cache/anchorkv/data)")
+  eval->add_option("--data", o->data,
+                   "Folder that tools/get-data filled (default ${ANCHORKV_CACHE:-~/.cache/anchorkv}/data)")
       ->type_name("DIR");
   eval->add_option("--kl-base", o->kl_base, "ppl against a file of llama-perplexity --kl-divergence-base")
       ->type_name("FILE");

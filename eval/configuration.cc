@@ -82,6 +82,12 @@ std::string Configuration::label() const {
   return text.str();
 }
 
+nlohmann::ordered_json Configuration::columns() const {
+  nlohmann::ordered_json columns = {{"method", method}, {"profile", profile}, {"ratio", nullptr}, {"options", options}};
+  if (ratio > 0) columns["ratio"] = ratio;
+  return columns;
+}
+
 nlohmann::json TypedMethodOptions(const CLI::App& app) {
   nlohmann::json typed = nlohmann::json::object();
   for (const CLI::Option* option : app.get_options()) {
@@ -163,6 +169,11 @@ Result<std::vector<std::shared_ptr<const Segment>>> Compress(const Configuration
     segments.push_back(std::move(segment));
   }
   return segments;
+}
+
+bool IsGap(const Status& status) noexcept {
+  return status.code() == StatusCode::kInfeasible || status.code() == StatusCode::kInvalidArgument ||
+         status.code() == StatusCode::kUnsupported;
 }
 
 }  // namespace anchorkv

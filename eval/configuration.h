@@ -23,7 +23,8 @@ struct Configuration {
   std::shared_ptr<const Method> baseline;  // of baselines
 
   bool is_full() const noexcept { return method == "full"; }
-  std::string label() const;  // "snapkv 10x", "anchorkv:paper 20x rank=random"
+  std::string label() const;               // "snapkv 10x", "anchorkv:paper 20x rank=random"
+  nlohmann::ordered_json columns() const;  // method, profile, ratio, options of a results file
 };
 
 // `names`: NAME[:PROFILE][:OPTION=VALUE]...[@RATIO], options as on the command line without "--kv-" ("rank=random",
@@ -44,5 +45,9 @@ Result<std::vector<std::shared_ptr<const Segment>>> Compress(const Configuration
                                                              std::span<const LayerInput> layers,
                                                              std::span<const int64_t> layer_bytes,
                                                              const Backend& backend);
+
+// Whether Compress failed because of this configuration and prompt (a ratio out of reach, a prompt or head dimension
+// that it cannot take): a gap in the results, not the end of the run.
+bool IsGap(const Status& status) noexcept;
 
 }  // namespace anchorkv

@@ -63,6 +63,7 @@ class BaseRows {
 struct Contender {
   const Configuration* configuration = nullptr;
   Row row;
+  bool wanted = false;
   std::unique_ptr<KvCache> cache;
   Divergence divergence;
   std::vector<float> logits;
@@ -135,24 +136,28 @@ Status RunPerplexity(Engine* engine, const Tokenizer& tokenizer, const Backend& 
   const auto vocab = static_cast<size_t>(engine->info().vocab);
   const int64_t prefix = input.chunk / 2;
   BaseRows base;
-  if (!input.base_path.empty()) AKV_RETURN_IF_ERROR(base.Open(input, engine->info().vocab));
+  const bool has_base = !input.base_path.empty();
+  if (has_base) {
+    AKV_RETURN_IF_ERROR(base.Open(input, engine->info().vocab));
+  }
   const std::vector<int32_t> bos = tokenizer.AddsBos() ? tokenizer.Encode("", true, false) : std::vector<int32_t>();
   std::vector<Divergence> totals(options.configurations.size());
 
   for (int64_t chunk = 0; chunk < input.chunks; ++chunk) {
     std::vector<Contender> contenders;
+    bool missing = false;
     for (const Configuration& c : options.configurations) {
       Contender contender;
       contender.configuration = &c;
-      contender.row = {{"suite", "ppl"},         {"task", input.name},
-                       {"sample", chunk},        {"length", input.chunk},
-                       {"protocol", "agnostic"}, {"method", c.method},
-                       {"profile", c.profile},   {"ratio", c.ratio > 0 ? Row(c.ratio) : Row()},
-                       {"options", c.options}};
+      contender.row = {
+          {"suite", "ppl"}, {"task", input.name}, {"sample", chunk}, {"length", input.chunk}, {"protocol", "agnostic"}};
+      contender.row.update(c.columns());
       contender.row.update(options.columns);
-      if (hooks.wanted(contender.row)) contenders.push_back(std::move(contender));
+      contender.wanted = hooks.wanted(contender.row);
+      missing |= contender.wanted;
+      contenders.push_back(std::move(contender));
     }
-    if (contenders.empty()) continue;
+    if (!missing) continue;
 
     std::vector<int32_t> tokens(input.tokens.begin() + chunk * input.chunk,
                                 input.tokens.begin() + (chunk + 1) * input.chunk);
@@ -160,29 +165,33 @@ Status RunPerplexity(Engine* engine, const Tokenizer& tokenizer, const Backend& 
     const auto context = std::span(tokens).first(static_cast<size_t>(prefix));
     AKV_ASSIGN_OR_RETURN(const auto record, engine->MakeRecord(Observed(options.configurations)));
     AKV_RETURN_IF_ERROR(engine->Extend(record.get(), context, nullptr, hooks.progress));
-    AKV_ASSIGN_OR_RETURN(const auto full, engine->MakeDenseCache(*record));
+    std::unique_ptr<KvCache> full;  // the reference, unless a base file is
+    if (!has_base) {
+      AKV_ASSIGN_OR_RETURN(full, engine->MakeDenseCache(*record));
+    }
     if (Observed(options.configurations).reconstruction) {
       AKV_RETURN_IF_ERROR(ObserveReconstruction(engine, tokenizer, "", context, record.get()));
     }
-    std::vector<LayerInput> layers;
-    for (int i = 0; i < record->layers(); ++i) layers.push_back(record->layer(i));
-    ByteBudgets budgets;
+    const std::vector<LayerInput> layers = Layers(*record);
+    EqualBytes equal_bytes;
     for (Contender& contender : contenders) {
       const Configuration& c = *contender.configuration;
       if (c.is_full()) {
         AKV_ASSIGN_OR_RETURN(contender.cache, engine->MakeDenseCache(*record));
         continue;
       }
-      auto segments = Compress(c, layers, budgets.For(c, layers), backend);
-      if (!segments.ok()) {
-        contender.row["error"] = segments.status().message();
-        AKV_RETURN_IF_ERROR(hooks.emit(contender.row));
+      if (!contender.wanted && c.method != "anchorkv") continue;
+      Result<Segments> segments = equal_bytes.Compress(c, layers, backend);
+      if (segments.ok()) {
+        AKV_ASSIGN_OR_RETURN(contender.cache, engine->MakeCache(std::move(*segments)));
         continue;
       }
-      budgets.Achieved(c, *segments);
-      AKV_ASSIGN_OR_RETURN(contender.cache, engine->MakeCache(std::move(*segments)));
+      if (!IsGap(segments.status())) return segments.status();
+      if (!contender.wanted) continue;
+      contender.row["error"] = segments.status().message();
+      AKV_RETURN_IF_ERROR(hooks.emit(contender.row));
     }
-    std::erase_if(contenders, [](const Contender& c) { return c.cache == nullptr; });
+    std::erase_if(contenders, [](const Contender& c) { return !c.wanted || c.cache == nullptr; });
     for (Contender& contender : contenders) {
       const ByteBill bill = contender.cache->bill();
       contender.row["achieved_ratio"] = bill.ratio();
@@ -190,26 +199,22 @@ Status RunPerplexity(Engine* engine, const Tokenizer& tokenizer, const Backend& 
     }
 
     // Position i predicts token i + 1; all caches go through the second half side by side.
-    if (!input.base_path.empty()) base.Seek(chunk);
+    if (has_base) base.Seek(chunk);
     std::vector<float> reference;
     for (int64_t first = prefix; first + 1 < input.chunk; first += kBlock) {
       const int64_t n = std::min(kBlock, input.chunk - 1 - first);
       const auto step = std::span(tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(n));
-      if (input.base_path.empty()) {
-        AKV_RETURN_IF_ERROR(engine->Append(full.get(), step, &reference, true));
-      } else {
-        AKV_RETURN_IF_ERROR(base.Read(n, &reference));
-      }
+      AKV_RETURN_IF_ERROR(has_base ? base.Read(n, &reference) : engine->Append(full.get(), step, &reference, true));
       for (Contender& contender : contenders) {
         AKV_RETURN_IF_ERROR(engine->Append(contender.cache.get(), step, &contender.logits, true));
         for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
           const auto of_reference = std::span(reference).subspan(i * vocab, vocab);
           const auto own = std::span(contender.logits).subspan(i * vocab, vocab);
           const int32_t next = tokens[static_cast<size_t>(first) + i + 1];
-          if (input.base_path.empty()) {
-            contender.divergence.Add(of_reference, own, next);
-          } else {
+          if (has_base) {
             contender.divergence.AddStored(of_reference, own, next);
+          } else {
+            contender.divergence.Add(of_reference, own, next);
           }
         }
       }

@@ -12,12 +12,6 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-std::vector<LayerInput> Layers(const PromptRecord& record) {
-  std::vector<LayerInput> layers;
-  for (int i = 0; i < record.layers(); ++i) layers.push_back(record.layer(i));
-  return layers;
-}
-
 std::string GoldText(const Question& question) {
   if (question.answers.empty()) return {};
   const bool separate = !question.answer_prefix.empty() && question.answer_prefix.back() != ' ';
@@ -41,20 +35,29 @@ void Fill(const AnswerScore& answer, const KvCache& cache, Row* row) {
 
 }  // namespace
 
-std::string_view Name(Protocol protocol) { return protocol == Protocol::kAware ? "aware" : "agnostic"; }
-
-void ByteBudgets::Achieved(const Configuration& configuration,
-                           std::span<const std::shared_ptr<const Segment>> segments) {
-  if (configuration.method != "anchorkv") return;
-  for (const auto& [ratio, bytes] : achieved_) {
-    if (ratio == configuration.ratio) return;
-  }
-  std::vector<int64_t> bytes;
-  for (const auto& segment : segments) bytes.push_back(static_cast<int64_t>(segment->resident_bytes()));
-  achieved_.emplace_back(configuration.ratio, std::move(bytes));
+std::vector<LayerInput> Layers(const PromptRecord& record) {
+  std::vector<LayerInput> layers;
+  for (int i = 0; i < record.layers(); ++i) layers.push_back(record.layer(i));
+  return layers;
 }
 
-std::vector<int64_t> ByteBudgets::For(const Configuration& configuration, std::span<const LayerInput> layers) const {
+std::string_view Name(Protocol protocol) { return protocol == Protocol::kAware ? "aware" : "agnostic"; }
+
+Result<Segments> EqualBytes::Compress(const Configuration& configuration, std::span<const LayerInput> layers,
+                                      const Backend& backend) {
+  AKV_ASSIGN_OR_RETURN(Segments segments,
+                       anchorkv::Compress(configuration, layers, Budget(configuration, layers), backend));
+  const bool first = std::none_of(achieved_.begin(), achieved_.end(),
+                                  [&](const auto& entry) { return entry.first == configuration.ratio; });
+  if (configuration.method == "anchorkv" && first) {
+    std::vector<int64_t> bytes;
+    for (const auto& segment : segments) bytes.push_back(static_cast<int64_t>(segment->resident_bytes()));
+    achieved_.emplace_back(configuration.ratio, std::move(bytes));
+  }
+  return segments;
+}
+
+std::vector<int64_t> EqualBytes::Budget(const Configuration& configuration, std::span<const LayerInput> layers) const {
   for (const auto& [ratio, bytes] : achieved_) {
     if (ratio == configuration.ratio) return bytes;
   }
@@ -110,9 +113,8 @@ Result<Turn> Runner::MakeTurn(const Question& question, std::span<const int32_t>
 
 Row Runner::Identity(const Sample& sample, size_t question, Protocol protocol, const Configuration& c) const {
   Row row = {{"suite", sample.suite}, {"task", sample.task},     {"sample", sample.index},
-             {"question", question},  {"length", sample.length}, {"protocol", Name(protocol)},
-             {"method", c.method},    {"profile", c.profile},    {"ratio", c.ratio > 0 ? Row(c.ratio) : Row()},
-             {"options", c.options}};
+             {"question", question},  {"length", sample.length}, {"protocol", Name(protocol)}};
+  row.update(c.columns());
   row.update(options_.columns);
   return row;
 }
@@ -191,7 +193,7 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
     }
   }
 
-  ByteBudgets budgets;
+  EqualBytes equal_bytes;
   bool observed = false;
   for (const Configuration& c : options_.configurations) {
     if (c.is_full()) continue;
@@ -199,7 +201,6 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
     for (size_t i = 0; i < turns.size(); ++i) {
       if (hooks.wanted(Identity(sample, questions[i], protocol, c))) wanted.push_back(i);
     }
-    // An anchorkv configuration is compressed in any case: baselines get the bytes that it achieves.
     if (wanted.empty() && c.method != "anchorkv") continue;
     if (c.baseline != nullptr && c.baseline->observations().reconstruction && !observed) {
       AKV_RETURN_IF_ERROR(
@@ -208,16 +209,10 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
     }
     const std::vector<LayerInput> layers = Layers(*prompt->record);
     auto start = std::chrono::steady_clock::now();
-    Result<std::vector<std::shared_ptr<const Segment>>> segments =
-        Compress(c, layers, budgets.For(c, layers), *backend_);
+    Result<Segments> segments = equal_bytes.Compress(c, layers, *backend_);
     const double compress_s = SecondsSince(start);
     if (!segments.ok()) {
-      // A gap of this configuration (a ratio out of reach, a prompt or head dimension that it cannot take), not the end
-      // of the run.
-      const StatusCode code = segments.status().code();
-      if (code != StatusCode::kInfeasible && code != StatusCode::kInvalidArgument && code != StatusCode::kUnsupported) {
-        return segments.status();
-      }
+      if (!IsGap(segments.status())) return segments.status();
       for (const size_t i : wanted) {
         Row row = Identity(sample, questions[i], protocol, c);
         row["error"] = segments.status().message();
@@ -225,7 +220,6 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
       }
       continue;
     }
-    budgets.Achieved(c, *segments);
     if (wanted.empty()) continue;
     AKV_ASSIGN_OR_RETURN(const auto cache, engine_->MakeCache(std::move(*segments)));
     for (const size_t i : wanted) {

@@ -34,14 +34,23 @@ struct RunnerOptions {
 
 using Row = nlohmann::ordered_json;
 
-// Bytes per layer that baselines may hold at a configuration's ratio: what the first anchorkv configuration of that
-// ratio achieved; without one, or where it is infeasible, 1 / ratio of the dense bytes.
-class ByteBudgets {
+// Every layer of a record, as methods are shown it; valid until the record changes.
+std::vector<LayerInput> Layers(const PromptRecord& record);
+
+using Segments = std::vector<std::shared_ptr<const Segment>>;
+
+// Compresses one prompt with one configuration after the other, at equal bytes: baselines may hold what the first
+// anchorkv configuration of their ratio achieved; without one, or where it is infeasible, 1 / ratio of the dense bytes.
+// So anchorkv configurations are compressed even where their own rows are not wanted.
+class EqualBytes {
  public:
-  void Achieved(const Configuration& configuration, std::span<const std::shared_ptr<const Segment>> segments);
-  std::vector<int64_t> For(const Configuration& configuration, std::span<const LayerInput> layers) const;
+  // See Compress in configuration.h. `layers` are the same in every call.
+  Result<Segments> Compress(const Configuration& configuration, std::span<const LayerInput> layers,
+                            const Backend& backend);
 
  private:
+  std::vector<int64_t> Budget(const Configuration& configuration, std::span<const LayerInput> layers) const;
+
   std::vector<std::pair<double, std::vector<int64_t>>> achieved_;  // ratio, bytes per layer
 };
 

@@ -5,6 +5,7 @@
 
 #include "base/aligned_buffer.h"
 #include "codec/codec.h"
+#include "codec/rotated_keys.h"
 #include "format/anchor_rounding.h"
 
 namespace anchorkv {
@@ -18,23 +19,6 @@ Row StudyRow(const char* suite, const Sample& sample, const RunnerOptions& optio
              {"protocol", "agnostic"}};
   row.update(options.columns);
   return row;
-}
-
-// Keys at their positions, [kv_heads, tokens, head_dim].
-Result<AlignedBuffer> Rotated(const LayerInput& layer, int64_t tokens) {
-  const HeadsView<const float>& k = layer.keys;
-  AKV_ASSIGN_OR_RETURN(
-      AlignedBuffer buffer,
-      AlignedBuffer::Make(static_cast<size_t>(k.heads * tokens * k.head_dim) * sizeof(float), "rotated keys"));
-  const HeadsView<float> out = HeadMajor(buffer.as<float>(), k.heads, tokens, k.head_dim);
-#pragma omp parallel for collapse(2) schedule(static)
-  for (int64_t h = 0; h < k.heads; ++h) {
-    for (int64_t t = 0; t < tokens; ++t) {
-      std::copy_n(k.row(h, t), k.head_dim, out.row(h, t));
-      layer.rope->Rotate(layer.first_position + t, out.row(h, t));
-    }
-  }
-  return buffer;
 }
 
 // Normalised attention outputs of queries [q_heads, n, head_dim] over one source, head by head:
@@ -115,10 +99,7 @@ Status RunDistort(Runner* runner, Engine* engine, const Tokenizer& tokenizer, co
   const RunnerOptions& options = runner->options();
   const auto row_of = [&](const Configuration& c, int layer) {
     Row row = StudyRow("distort", sample, options);
-    row["method"] = c.method;
-    row["profile"] = c.profile;
-    row["ratio"] = c.ratio > 0 ? Row(c.ratio) : Row();
-    row["options"] = c.options;
+    row.update(c.columns());
     row["layer"] = layer;
     return row;
   };
@@ -137,22 +118,21 @@ Status RunDistort(Runner* runner, Engine* engine, const Tokenizer& tokenizer, co
     AKV_RETURN_IF_ERROR(ObserveReconstruction(engine, tokenizer, "", prompt.tokens, record));
   }
   const int64_t context = record->tokens();
-  std::vector<LayerInput> layers;
-  for (int i = 0; i < layer_count; ++i) layers.push_back(record->layer(i));
-  ByteBudgets budgets;
-  std::vector<std::vector<std::shared_ptr<const Segment>>> segments(options.configurations.size());
+  const std::vector<LayerInput> layers = Layers(*record);
+  EqualBytes equal_bytes;
+  std::vector<Segments> segments(options.configurations.size());
   for (size_t i = 0; i < segments.size(); ++i) {
     const Configuration& c = options.configurations[i];
     if (c.is_full()) continue;
-    auto compressed = Compress(c, layers, budgets.For(c, layers), backend);
+    auto compressed = equal_bytes.Compress(c, layers, backend);
     if (!compressed.ok()) {
+      if (!IsGap(compressed.status())) return compressed.status();
       Row row = row_of(c, 0);
       row["error"] = compressed.status().message();
       AKV_RETURN_IF_ERROR(hooks.emit(row));
       continue;
     }
     segments[i] = std::move(*compressed);
-    budgets.Achieved(c, segments[i]);
   }
 
   AKV_ASSIGN_OR_RETURN(const TurnTokens asked, runner->QuestionTokens(sample, sample.questions.front()));
@@ -161,7 +141,9 @@ Status RunDistort(Runner* runner, Engine* engine, const Tokenizer& tokenizer, co
     const LayerInput layer = record->layer(i);
     const HeadsView<const float> queries = record->last_text_queries(i);
     const int rows = static_cast<int>(queries.tokens) * layer.gqa_ratio();
-    AKV_ASSIGN_OR_RETURN(const AlignedBuffer rotated, Rotated(layer, context));
+    LayerInput compressed_part = layer;
+    compressed_part.keys.tokens = context;
+    AKV_ASSIGN_OR_RETURN(const AlignedBuffer rotated, RotatedKeys(compressed_part));
     const HeadsView<const float> keys = HeadMajor(rotated.as<float>(), layer.keys.heads, context, layer.keys.head_dim);
     if (layer.values.token_stride != keys.token_stride) return Internal("keys and values of a record differ in stride");
     std::vector<float> exact, own;
@@ -219,7 +201,7 @@ Status RunCosine(Runner* runner, Engine* engine, const Backend& backend, const S
       const std::vector<uint32_t> anchors =
           ChooseAnchors(scores, heads, options, AnchorCount(options, layer.keys.tokens), i);
       AKV_RETURN_IF_ERROR(BestCosines(layer.keys, anchors, backend, &before));
-      AKV_ASSIGN_OR_RETURN(const AlignedBuffer rotated, Rotated(layer, layer.keys.tokens));
+      AKV_ASSIGN_OR_RETURN(const AlignedBuffer rotated, RotatedKeys(layer));
       AKV_RETURN_IF_ERROR(
           BestCosines(HeadMajor(rotated.as<float>(), layer.keys.heads, layer.keys.tokens, layer.keys.head_dim), anchors,
                       backend, &after));

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
 #include "cli/arguments.h"
-#include "cli/number_options.h"
 #include "cli/run_options.h"
+#include "cli/validators.h"
 
 namespace anchorkv::cli {
 namespace {
