@@ -10,14 +10,16 @@ namespace {
 
 using Pair = std::pair<std::string_view, std::string_view>;
 
-constexpr std::array<Pair, 3> kLongNames = {{
+constexpr std::array<Pair, 5> kLongNames = {{
     {"-sys", "--system-prompt"},
     {"-ub", "--ubatch-size"},
     {"-cnv", "--chat"},
+    {"-ngl", "--n-gpu-layers"},
+    {"--gpu-layers", "--n-gpu-layers"},
 }};
 
 // What a user of llama.cpp may type and what to do instead.
-constexpr std::array<Pair, 12> kNotHere = {{
+constexpr std::array<Pair, 10> kNotHere = {{
     {"--jinja",
      "templates are rendered by libllama, which has no Jinja engine; name a built-in one with --chat-template"},
     {"--chat-template-kwargs", "templates are rendered by libllama, which has no Jinja engine"},
@@ -26,8 +28,6 @@ constexpr std::array<Pair, 12> kNotHere = {{
     {"-ctv", "the exact part of the cache has one type for keys and values: --cache-type f16|f32"},
     {"--cache-type-k", "the exact part of the cache has one type for keys and values: --cache-type f16|f32"},
     {"--cache-type-v", "the exact part of the cache has one type for keys and values: --cache-type f16|f32"},
-    {"-ngl", "this build runs on the CPU"},
-    {"--gpu-layers", "this build runs on the CPU"},
     {"-fa", "attention is always computed without a score matrix"},
     {"--flash-attn", "attention is always computed without a score matrix"},
     {"-tb", "prefill and decoding use the same threads: -t N"},

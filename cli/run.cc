@@ -83,6 +83,7 @@ Result<std::unique_ptr<Conversation>> Conversation::Open(const RunOptions& optio
     AKV_RETURN_IF_ERROR(self->CheckRoom(static_cast<int64_t>(self->document_.size())));
   }
   EngineOptions engine;
+  AKV_ASSIGN_OR_RETURN(engine.device, ResolveDevice(options.device, info.layers));
   engine.threads = options.threads;
   engine.chunk = options.chunk;
   engine.max_context = self->context_;

@@ -55,6 +55,7 @@ void AddRunOptions(CLI::App* app, RunOptions* o) {
       ->check(IntegerOr(-1, 1, kNoLimit));
   add("-t,--threads", o->threads, "Threads; 0 all cores (default)", "N", run)->check(Integer(0, kMaxThreads));
   add("--ubatch-size", o->chunk, "Prefill chunk in tokens (-ub, default 512)", "N", run)->check(Integer(1, kMaxChunk));
+  AddDeviceOptions(app, &o->device);
   add("--chat-template", o->chat_template, "A built-in chat template, or none for plain text (default: the model's)",
       "NAME", run);
 

@@ -8,6 +8,7 @@
 
 #include "anchorkv/status.h"
 #include "cache/kv_cache.h"
+#include "cli/device_options.h"
 #include "cli/kv_options.h"
 #include "runtime/text.h"
 
@@ -27,9 +28,10 @@ struct RunOptions {
   bool json = false;
   bool no_progress = false;
   bool verbose = false;
-  int64_t context = 0;     // 0: the model's
-  int64_t predict = -1;    // -1: until the model ends its turn or the context is full
-  int threads = 0;         // 0: all cores
+  int64_t context = 0;   // 0: the model's
+  int64_t predict = -1;  // -1: until the model ends its turn or the context is full
+  int threads = 0;       // 0: all cores
+  DeviceOptions device;
   int64_t seed = -1;       // -1: random
   int chunk = 512;         // prefill chunk
   int64_t tail_limit = 0;  // 0: the tail stays exact

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <span>
 
 #include "metrics/logits.h"
@@ -20,12 +21,22 @@ std::string Text(const Tokenizer& tokenizer, std::span<const int32_t> tokens) {
 struct Distance {
   double kl = 0;
   int same_top = 0;
-
-  void Add(std::span<const float> full, std::span<const float> logits) {
-    kl += KlDivergence(full, logits);
-    same_top += ArgMax(full) == ArgMax(logits);
-  }
 };
+
+// `own` [n, vocab] against the first n rows of `full`; the order of the sums does not depend on the threads.
+Distance Compared(std::span<const float> full, std::span<const float> own, size_t vocab) {
+  const auto rows = static_cast<int64_t>(own.size() / vocab);
+  std::vector<double> kl(static_cast<size_t>(rows));
+  std::vector<int> same(static_cast<size_t>(rows));
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const auto p = full.subspan(at * vocab, vocab), q = own.subspan(at * vocab, vocab);
+    kl[at] = KlDivergence(p, q);
+    same[at] = ArgMax(p) == ArgMax(q);
+  }
+  return {std::accumulate(kl.begin(), kl.end(), 0.0), std::accumulate(same.begin(), same.end(), 0)};
+}
 
 }  // namespace
 
@@ -49,10 +60,7 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
   AKV_ASSIGN_OR_RETURN(result.gold_nll, GoldNll(cache, turn, first));
 
   // The answer. As long as it repeats the full cache's answer, its logits are the teacher-forced ones.
-  const auto full_row = [&](int64_t i) {
-    return std::span(other->logits).subspan(static_cast<size_t>(i) * vocab, vocab);
-  };
-  Distance distance;
+  std::vector<float> compared_rows;
   int64_t compared = 0;
   bool same = other != nullptr;
   bool has_text = false;
@@ -63,7 +71,10 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
       own->logits.insert(own->logits.end(), logits.begin(), logits.end());
       ++own->positions;
     }
-    if (same && compared < other->positions) distance.Add(full_row(compared++), logits);
+    if (same && compared < other->positions) {
+      compared_rows.insert(compared_rows.end(), logits.begin(), logits.end());
+      ++compared;
+    }
     const int32_t token = ArgMax(logits);
     if (tokenizer_->IsEndOfGeneration(token) || static_cast<int>(answer.size()) == turn.question->max_new_tokens) break;
     const std::string piece = tokenizer_->Piece(token);
@@ -82,9 +93,7 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
             .subspan(static_cast<size_t>(compared - 1), static_cast<size_t>(other->positions - compared));
     std::vector<float> rows;
     AKV_RETURN_IF_ERROR(engine_->Append(cache, rest, &rows, /*all_logits=*/true));
-    for (size_t i = 0; i < rest.size(); ++i) {
-      distance.Add(full_row(compared + static_cast<int64_t>(i)), std::span(rows).subspan(i * vocab, vocab));
-    }
+    compared_rows.insert(compared_rows.end(), rows.begin(), rows.end());
   }
   AKV_RETURN_IF_ERROR(cache->Truncate(start));
 
@@ -95,6 +104,7 @@ Result<AnswerScore> Answerer::Ask(KvCache* cache, const Turn& turn, ReferenceAns
     own->tokens = std::move(answer);
     result.top1 = 1;
   } else {
+    const Distance distance = Compared(other->logits, compared_rows, vocab);
     result.kl = distance.kl / static_cast<double>(other->positions);
     result.top1 = static_cast<double>(distance.same_top) / static_cast<double>(other->positions);
   }

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 
+#include "cli/device_options.h"
 #include "cli/document.h"
 #include "cli/interrupt.h"
 #include "cli/kv_options.h"
@@ -49,6 +50,7 @@ struct EvalOptions {
   int64_t kl_positions = 48;
   int64_t predict = 32;  // of the suite documents
   int threads = 0;
+  DeviceOptions device;
   bool verbose = false;
   MethodOptions method;
 };
@@ -186,6 +188,11 @@ Status Evaluation::Open(const nlohmann::json& typed) {
   engine.threads = options_.threads;
   engine.backend = backend_;
   AKV_ASSIGN_OR_RETURN(const ModelInfo info, ReadModelInfo(options_.model));
+  AKV_ASSIGN_OR_RETURN(engine.device, ResolveDevice(options_.device, info.layers));
+  const bool studies_host = options_.suite == "distort" || options_.suite == "cosine";
+  if (studies_host && engine.device != Device::kCpu) {
+    return Unsupported("the suite " + options_.suite + " runs on the CPU only; leave --device away");
+  }
   // Room behind the longest prompt for answers and for the prompts of KVzip's second pass.
   constexpr int64_t kRoom = 4096;
   int64_t longest = info.context;
@@ -198,6 +205,7 @@ Status Evaluation::Open(const nlohmann::json& typed) {
   runner.columns = {{"seed", options_.seed},
                     {"model", std::filesystem::path(options_.model).stem().string()},
                     {"quantization", info.quantization},
+                    {"device", engine_->device_name()},
                     {"model_hash", hash}};
   AKV_ASSIGN_OR_RETURN(runner_, Runner::Make(engine_.get(), tokenizer_.get(), backend_, std::move(runner)));
   AKV_ASSIGN_OR_RETURN(results_, ResultsFile::Open(options_.output));
@@ -425,6 +433,7 @@ void AddEvalCommand(CLI::App* app, Action* action) {
   eval->add_option("-t,--threads", o->threads, "Threads; 0 all cores (default)")
       ->type_name("N")
       ->check(Integer(0, 512));
+  AddDeviceOptions(eval, &o->device);
   eval->add_flag("-v,--verbose", o->verbose, "Show the messages of ggml and libllama");
   AddMethodOptions(eval, &o->method);
   eval->callback([o, eval, action] {

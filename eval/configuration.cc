@@ -159,16 +159,14 @@ Observations Observed(std::span<const Configuration> configurations) {
   return all;
 }
 
-Result<std::vector<std::shared_ptr<const Segment>>> Compress(const Configuration& c, std::span<const LayerInput> layers,
-                                                             std::span<const int64_t> layer_bytes,
-                                                             const Backend& backend) {
-  if (c.baseline != nullptr) return c.baseline->Compress(layers, layer_bytes, backend);
-  std::vector<std::shared_ptr<const Segment>> segments;
-  for (const LayerInput& layer : layers) {
-    AKV_ASSIGN_OR_RETURN(auto segment, CompressLayer(layer, c.codec, backend));
-    segments.push_back(std::move(segment));
-  }
-  return segments;
+Result<StoredSegments> Compress(const Configuration& c, const Engine& engine, const PromptRecord& record,
+                                std::span<const int64_t> layer_bytes, const Backend& backend) {
+  if (c.baseline == nullptr) return engine.Compress(record, c.codec);
+  AKV_RETURN_IF_ERROR(record.MakeReadable());
+  std::vector<LayerInput> layers;
+  for (int i = 0; i < record.layers(); ++i) layers.push_back(record.layer(i));
+  AKV_ASSIGN_OR_RETURN(const auto segments, c.baseline->Compress(layers, layer_bytes, backend));
+  return StoredSegments(segments.begin(), segments.end());
 }
 
 bool IsGap(const Status& status) noexcept {

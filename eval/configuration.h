@@ -11,6 +11,8 @@
 #include "anchorkv/status.h"
 #include "baseline/method.h"
 #include "cli/kv_options.h"
+#include "runtime/engine.h"
+#include "runtime/prompt_record.h"
 
 namespace anchorkv {
 
@@ -40,11 +42,10 @@ nlohmann::json TypedMethodOptions(const CLI::App& app);
 // What all of them together must see of a prompt.
 Observations Observed(std::span<const Configuration> configurations);
 
-// A configuration's segments, one per layer. layer_bytes: of baselines with a budget.
-Result<std::vector<std::shared_ptr<const Segment>>> Compress(const Configuration& configuration,
-                                                             std::span<const LayerInput> layers,
-                                                             std::span<const int64_t> layer_bytes,
-                                                             const Backend& backend);
+// A configuration's segments of a record. layer_bytes: of baselines with a budget. Baselines choose on the CPU, with
+// `backend`, whatever the engine runs on.
+Result<StoredSegments> Compress(const Configuration& configuration, const Engine& engine, const PromptRecord& record,
+                                std::span<const int64_t> layer_bytes, const Backend& backend);
 
 // Whether Compress failed because of this configuration and prompt (a ratio out of reach, a prompt or head dimension
 // that it cannot take): a gap in the results, not the end of the run.

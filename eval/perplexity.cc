@@ -172,8 +172,7 @@ Status RunPerplexity(Engine* engine, const Tokenizer& tokenizer, const Backend& 
     if (Observed(options.configurations).reconstruction) {
       AKV_RETURN_IF_ERROR(ObserveReconstruction(engine, tokenizer, "", context, record.get()));
     }
-    const std::vector<LayerInput> layers = Layers(*record);
-    EqualBytes equal_bytes;
+    EqualBytes equal_bytes(engine, record.get(), &backend);
     for (Contender& contender : contenders) {
       const Configuration& c = *contender.configuration;
       if (c.is_full()) {
@@ -181,7 +180,7 @@ Status RunPerplexity(Engine* engine, const Tokenizer& tokenizer, const Backend& 
         continue;
       }
       if (!contender.wanted && c.method != "anchorkv") continue;
-      Result<Segments> segments = equal_bytes.Compress(c, layers, backend);
+      Result<StoredSegments> segments = equal_bytes.Compress(c);
       if (segments.ok()) {
         AKV_ASSIGN_OR_RETURN(contender.cache, engine->MakeCache(std::move(*segments)));
         continue;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "codec/codec.h"
+
 namespace anchorkv {
 namespace {
 
@@ -35,18 +37,11 @@ void Fill(const AnswerScore& answer, const KvCache& cache, Row* row) {
 
 }  // namespace
 
-std::vector<LayerInput> Layers(const PromptRecord& record) {
-  std::vector<LayerInput> layers;
-  for (int i = 0; i < record.layers(); ++i) layers.push_back(record.layer(i));
-  return layers;
-}
-
 std::string_view Name(Protocol protocol) { return protocol == Protocol::kAware ? "aware" : "agnostic"; }
 
-Result<Segments> EqualBytes::Compress(const Configuration& configuration, std::span<const LayerInput> layers,
-                                      const Backend& backend) {
-  AKV_ASSIGN_OR_RETURN(Segments segments,
-                       anchorkv::Compress(configuration, layers, Budget(configuration, layers), backend));
+Result<StoredSegments> EqualBytes::Compress(const Configuration& configuration) {
+  AKV_ASSIGN_OR_RETURN(StoredSegments segments,
+                       anchorkv::Compress(configuration, *engine_, *record_, Budget(configuration), *backend_));
   const bool first = std::none_of(achieved_.begin(), achieved_.end(),
                                   [&](const auto& entry) { return entry.first == configuration.ratio; });
   if (configuration.method == "anchorkv" && first) {
@@ -57,17 +52,14 @@ Result<Segments> EqualBytes::Compress(const Configuration& configuration, std::s
   return segments;
 }
 
-std::vector<int64_t> EqualBytes::Budget(const Configuration& configuration, std::span<const LayerInput> layers) const {
+std::vector<int64_t> EqualBytes::Budget(const Configuration& configuration) const {
   for (const auto& [ratio, bytes] : achieved_) {
     if (ratio == configuration.ratio) return bytes;
   }
-  std::vector<int64_t> bytes;
-  for (const LayerInput& layer : layers) {
-    const auto dense = static_cast<double>(4 * layer.keys.heads * layer.keys.tokens * layer.keys.head_dim);
-    bytes.push_back(configuration.ratio > 0 ? static_cast<int64_t>(dense / configuration.ratio)
-                                            : static_cast<int64_t>(dense));
-  }
-  return bytes;
+  const ModelInfo& info = engine_->info();
+  const auto dense = static_cast<double>(LayerShape{info.kv_heads, info.head_dim, record_->tokens()}.dense_bytes());
+  const double bytes = configuration.ratio > 0 ? dense / configuration.ratio : dense;
+  return std::vector<int64_t>(static_cast<size_t>(info.layers), static_cast<int64_t>(bytes));
 }
 
 Result<std::unique_ptr<Runner>> Runner::Make(Engine* engine, const Tokenizer* tokenizer, const Backend* backend,
@@ -193,7 +185,7 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
     }
   }
 
-  EqualBytes equal_bytes;
+  EqualBytes equal_bytes(engine_, prompt->record.get(), backend_);
   bool observed = false;
   for (const Configuration& c : options_.configurations) {
     if (c.is_full()) continue;
@@ -207,9 +199,8 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
           ObserveReconstruction(engine_, *tokenizer_, frame(sample).after, prompt->tokens, prompt->record.get()));
       observed = true;
     }
-    const std::vector<LayerInput> layers = Layers(*prompt->record);
     auto start = std::chrono::steady_clock::now();
-    Result<Segments> segments = equal_bytes.Compress(c, layers, *backend_);
+    Result<StoredSegments> segments = equal_bytes.Compress(c);
     const double compress_s = SecondsSince(start);
     if (!segments.ok()) {
       if (!IsGap(segments.status())) return segments.status();

@@ -34,22 +34,24 @@ struct RunnerOptions {
 
 using Row = nlohmann::ordered_json;
 
-// Every layer of a record, as methods are shown it; valid until the record changes.
-std::vector<LayerInput> Layers(const PromptRecord& record);
-
-using Segments = std::vector<std::shared_ptr<const Segment>>;
-
 // Compresses one prompt with one configuration after the other, at equal bytes: baselines may hold what the first
 // anchorkv configuration of their ratio achieved; without one, or where it is infeasible, 1 / ratio of the dense bytes.
 // So anchorkv configurations are compressed even where their own rows are not wanted.
 class EqualBytes {
  public:
-  // See Compress in configuration.h. `layers` are the same in every call.
-  Result<Segments> Compress(const Configuration& configuration, std::span<const LayerInput> layers,
-                            const Backend& backend);
+  // The engine, which made the record, and the backend outlive this; the record does not change.
+  EqualBytes(const Engine* engine, const PromptRecord* record, const Backend* backend)
+      : engine_(engine), record_(record), backend_(backend) {}
+
+  // See Compress in configuration.h.
+  Result<StoredSegments> Compress(const Configuration& configuration);
 
  private:
-  std::vector<int64_t> Budget(const Configuration& configuration, std::span<const LayerInput> layers) const;
+  std::vector<int64_t> Budget(const Configuration& configuration) const;
+
+  const Engine* engine_;
+  const PromptRecord* record_;
+  const Backend* backend_;
 
   std::vector<std::pair<double, std::vector<int64_t>>> achieved_;  // ratio, bytes per layer
 };

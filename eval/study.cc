@@ -118,13 +118,12 @@ Status RunDistort(Runner* runner, Engine* engine, const Tokenizer& tokenizer, co
     AKV_RETURN_IF_ERROR(ObserveReconstruction(engine, tokenizer, "", prompt.tokens, record));
   }
   const int64_t context = record->tokens();
-  const std::vector<LayerInput> layers = Layers(*record);
-  EqualBytes equal_bytes;
-  std::vector<Segments> segments(options.configurations.size());
+  EqualBytes equal_bytes(engine, record, &backend);
+  std::vector<StoredSegments> segments(options.configurations.size());
   for (size_t i = 0; i < segments.size(); ++i) {
     const Configuration& c = options.configurations[i];
     if (c.is_full()) continue;
-    auto compressed = equal_bytes.Compress(c, layers, backend);
+    auto compressed = equal_bytes.Compress(c);
     if (!compressed.ok()) {
       if (!IsGap(compressed.status())) return compressed.status();
       Row row = row_of(c, 0);
@@ -156,7 +155,9 @@ Status RunDistort(Runner* runner, Engine* engine, const Tokenizer& tokenizer, co
         &exact));
     for (size_t c = 0; c < segments.size(); ++c) {
       if (segments[c].empty()) continue;
-      const Segment& segment = *segments[c][static_cast<size_t>(i)];
+      const auto* own_segment = dynamic_cast<const Segment*>(segments[c][static_cast<size_t>(i)].get());
+      if (own_segment == nullptr) return Unsupported("the suite distort runs on the CPU only");
+      const Segment& segment = *own_segment;
       Row row = row_of(options.configurations[c], i);
       if (!hooks.wanted(row)) continue;
       AKV_RETURN_IF_ERROR(AttendAll(

@@ -1,23 +1,13 @@
-// A sequence's cache over all layers: immutable compressed segments, then an exact tail. Queries attend
-// to every segment and to the tail; partial states are merged. docs/architecture.md, "Cache life".
-//
-// Threads: one thread drives a cache (prefill, PrepareStep, Truncate). Inside a step Store, Attend and
-// Merge of one layer are called by every thread of the graph with (thread, threads); between them the
-// caller provides the barrier.
+// A sequence's cache over all layers: immutable compressed segments, then an exact tail. docs/architecture.md,
+// "Cache life". An engine makes and fills caches; where the bytes are is the engine's business.
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "anchorkv/options.h"
-#include "anchorkv/rope.h"
 #include "anchorkv/status.h"
 #include "backend/backend.h"
-#include "base/aligned_buffer.h"
-#include "segment/segment.h"
 
 namespace anchorkv {
 
@@ -50,62 +40,25 @@ struct ByteBill {
   double ratio() const noexcept { return resident_bytes() > 0 ? double(dense_bytes) / double(resident_bytes()) : 0; }
 };
 
+// Why a prompt of `prompt_tokens`, behind `tail_rows` exact tokens, stays exact in such a cache; empty: it is
+// compressed.
+std::string WhyNotCompressed(const CacheConfig& config, int64_t tail_rows, int64_t prompt_tokens);
+
 class KvCache {
  public:
-  // `rope` and `backend` must outlive the cache (rope is shared).
-  static Result<std::unique_ptr<KvCache>> Make(const CacheConfig& config, std::shared_ptr<const RopeTable> rope,
-                                               const Backend* backend);
-  // A cache that holds a prompt already: one segment per layer, all from position 0 and of one length.
-  static Result<std::unique_ptr<KvCache>> MakeFromSegments(const CacheConfig& config,
-                                                           std::shared_ptr<const RopeTable> rope,
-                                                           const Backend* backend,
-                                                           std::vector<std::shared_ptr<const Segment>> segments);
-  ~KvCache();
+  virtual ~KvCache() = default;
 
-  const CacheConfig& config() const noexcept;
-  int64_t tokens() const noexcept;             // logical length; the next token's position
-  int64_t compressed_tokens() const noexcept;  // length of the segments
-  ByteBill bill() const;
-
-  // --- Prompt, layer by layer (layers in any order, each once per prompt). All layers of a prompt must
-  // have the same number of tokens; `tokens()` grows when the last layer has been added. An error gives the
-  // whole prompt up.
-  // True when a prompt of this length appended now would be compressed.
-  bool WouldCompress(int64_t prompt_tokens) const noexcept;
-  // Compressing caches: input.keys before RoPE. kInvalidArgument if !WouldCompress.
-  Status AddPromptLayer(const LayerInput& input);
-  // Exact caches and short prompts: keys after RoPE, [kv_heads, tokens, head_dim]; queries
-  // [q_heads, window, head_dim] feed later compression of the tail (may be empty for `full`).
-  Status AddPromptLayerDense(int layer, HeadsView<const float> keys_after_rope, HeadsView<const float> values,
-                             HeadsView<const float> window_queries);
-
-  // --- Steps. Makes room for `new_tokens` more tokens in every tail, plans the attention of that many
-  // queries and sizes the workspace for `threads` threads. The only allocation of a step; pointers stay
-  // valid until the next call.
-  Status PrepareStep(int new_tokens, int threads);
-  // Stores the step's keys (after RoPE), values and queries of a layer: token-major [new_tokens, heads, head_dim].
-  void Store(int layer, const float* keys, const float* values, const float* queries, int thread, int threads) noexcept;
-  // Partial states of the step's queries [new_tokens, q_heads, head_dim] over segments and tail (causal).
-  void Attend(int layer, const float* queries, int thread, int threads) noexcept;
-  // Normalised outputs [new_tokens, q_heads, head_dim].
-  void Merge(int layer, float* out, int thread, int threads) noexcept;
-  // Ends the step: tokens() grows by new_tokens.
-  void CommitStep() noexcept;
+  virtual const CacheConfig& config() const noexcept = 0;
+  virtual int64_t tokens() const noexcept = 0;             // logical length; the next token's position
+  virtual int64_t compressed_tokens() const noexcept = 0;  // length of the segments
+  virtual ByteBill bill() const = 0;
 
   // Compresses the tail into a further segment when it is longer than tail_limit. Call between steps.
-  Status MaybeCompressTail();
+  virtual Status MaybeCompressTail() = 0;
 
   // Keeps the first n tokens. Exact inside the tail and where a segment ends; inside a segment it is refused.
   // A prompt that is being added is given up.
-  Status Truncate(int64_t n);
-
-  // Segments of a layer, for tests and inspection.
-  const std::vector<std::shared_ptr<const Segment>>& segments(int layer) const noexcept;
-
- private:
-  KvCache();
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  virtual Status Truncate(int64_t n) = 0;
 };
 
 }  // namespace anchorkv

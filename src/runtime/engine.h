@@ -1,5 +1,6 @@
-// Runs a GGUF model over our caches. The only room that sees ggml and libllama; its headers do not show
-// them. One Engine per process is enough; an Engine is used by one thread at a time.
+// Runs a GGUF model over our caches, on the CPU or on a GPU. The only room that sees ggml and libllama; its headers do
+// not show them. One Engine per process is enough; an Engine is used by one thread at a time, and takes only caches and
+// records that it made.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "anchorkv/status.h"
 #include "cache/kv_cache.h"
 #include "segment/observations.h"
+#include "segment/segment.h"
 
 namespace anchorkv {
 
@@ -41,27 +43,34 @@ struct ModelInfo {
 // llama, qwen2"). Accepts the first file of a split model (-00001-of-0000N).
 Result<ModelInfo> ReadModelInfo(const std::string& path);
 
-struct EngineOptions {
-  int threads = 0;                   // 0: all cores
-  int chunk = 512;                   // prefill chunk (-ub)
-  int64_t max_context = 0;           // 0: the model's context; RoPE tables cover this many positions
-  const Backend* backend = nullptr;  // nullptr: CpuBackend() where this build has it, else ReferenceBackend()
-};
-
 class PromptRecord;
+
+enum class Device { kCpu, kCuda };
+
+struct EngineOptions {
+  Device device = Device::kCpu;
+  int threads = 0;          // 0: all cores
+  int chunk = 512;          // prefill chunk (-ub)
+  int64_t max_context = 0;  // 0: the model's context; RoPE tables cover this many positions
+  const Backend* backend =
+      nullptr;  // of the CPU; nullptr: CpuBackend() where this build has it, else ReferenceBackend()
+};
 
 class Engine {
  public:
+  // kUnsupported when the device is not part of this build, kNotFound when the machine does not have it.
   static Result<std::unique_ptr<Engine>> Load(const std::string& path, const EngineOptions& options);
-  ~Engine();
+  virtual ~Engine() = default;
 
-  const ModelInfo& info() const noexcept;
-  std::shared_ptr<const RopeTable> rope() const noexcept;
-  int threads() const noexcept;
+  virtual const ModelInfo& info() const noexcept = 0;
+  const std::shared_ptr<const RopeTable>& rope() const noexcept { return rope_; }
+  int threads() const noexcept { return threads_; }
+  // What the model runs on, for people: "CPU", "NVIDIA H200".
+  virtual std::string device_name() const = 0;
 
   // A cache configuration with this model's shape filled in.
   CacheConfig cache_config() const;
-  Result<std::unique_ptr<KvCache>> MakeCache(const CacheConfig& config) const;
+  virtual Result<std::unique_ptr<KvCache>> MakeCache(const CacheConfig& config) const = 0;
 
   struct PrefillTiming {
     double prefill_s = 0;   // graphs and attention
@@ -75,16 +84,17 @@ class Engine {
   // Only for caches with tokens() == 0.
   // After an error or a cancellation (kCancelled) the caches hold part of a prompt and must be discarded.
   // kInternal names the layer whose keys, values or queries are not finite.
-  Status Prefill(std::span<const int32_t> tokens, std::span<KvCache* const> caches, std::vector<float>* logits,
-                 PrefillTiming* timing = nullptr, const std::function<bool(int64_t, int64_t)>& progress = {});
+  using Progress = std::function<bool(int64_t, int64_t)>;
+  virtual Status Prefill(std::span<const int32_t> tokens, std::span<KvCache* const> caches, std::vector<float>* logits,
+                         PrefillTiming* timing = nullptr, const Progress& progress = {}) = 0;
 
   // --- Prompts kept dense, for comparing methods on the same keys and values (runtime/prompt_record.h).
-  Result<std::unique_ptr<PromptRecord>> MakeRecord(const Observations& observations) const;
+  virtual Result<std::unique_ptr<PromptRecord>> MakeRecord(const Observations& observations) const = 0;
   // Adds a text to a record: dense causal attention over everything before it, layer by layer as in Prefill
-  // (the first text's numbers are the same bits as Prefill's). `logits`: [vocab] of the last token, may be null.
-  // After an error or a cancellation the record is as it was before.
-  Status Extend(PromptRecord* record, std::span<const int32_t> tokens, std::vector<float>* logits,
-                const std::function<bool(int64_t, int64_t)>& progress = {});
+  // (on the CPU the first text's numbers are the same bits as Prefill's). `logits`: [vocab] of the last token, may be
+  // null. After an error or a cancellation the record is as it was before.
+  virtual Status Extend(PromptRecord* record, std::span<const int32_t> tokens, std::vector<float>* logits,
+                        const Progress& progress = {}) = 0;
   // KVzip's second pass: `repeat` holds prompts that make the model repeat stretches of the record's tokens; the
   // record then shows the largest weight that each position got (docs/baselines.md, "KVzip"): 1 for the first 4
   // positions, 0 where no stretch reaches. A prompt runs at the positions behind the record, which the context must
@@ -93,32 +103,41 @@ class Engine {
     std::vector<int32_t> tokens;  // instruction, then the stretch itself
     int64_t first = 0, last = 0;  // positions of the stretch in the record
   };
-  Status ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts);
+  virtual Status ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts) = 0;
+  // Every layer of the record by this project's method. Errors as of CompressLayer.
+  virtual Result<StoredSegments> Compress(const PromptRecord& record, const CodecOptions& options) const = 0;
   // A cache that holds a prompt as one segment per layer, ready for Append. The segments must have been made of this
-  // model's layers, in their order: their shape cannot be checked.
-  Result<std::unique_ptr<KvCache>> MakeCache(std::vector<std::shared_ptr<const Segment>> segments) const;
+  // model's layers, in their order: their shape cannot be checked. Segments in host memory are copied to the device.
+  virtual Result<std::unique_ptr<KvCache>> MakeCache(StoredSegments segments) const = 0;
   // An exact cache with the record's keys and values (16-bit, as `--kv full` holds them).
-  Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const;
+  virtual Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const = 0;
 
   // Bytes that the last Prefill held besides the caches; all of them were freed at its end.
   struct MemoryUse {
     int64_t hidden_bytes = 0;       // hidden states of all tokens
-    int64_t layer_dense_bytes = 0;  // one layer's keys and values, f32
+    int64_t layer_dense_bytes = 0;  // one layer's keys and values
     int64_t workspace_bytes = 0;    // graph buffers, window queries, attention scratch, token ids
     int64_t total() const noexcept { return hidden_bytes + layer_dense_bytes + workspace_bytes; }
   };
-  MemoryUse prefill_memory() const noexcept;
+  virtual MemoryUse prefill_memory() const noexcept = 0;
 
   // Appends tokens to a cache, layer after layer for all of them (questions, generated tokens), in chunks
   // of EngineOptions::chunk. logits: [vocab] of the last token, or of every token when all_logits
   // ([tokens, vocab]). A single token uses one graph that is built once. Logits may be null. Tokens beyond
   // the RoPE table's positions are kInvalidArgument; after an error the cache may hold some of the tokens.
-  Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits = false);
+  virtual Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits,
+                        bool all_logits = false) = 0;
 
- private:
-  Engine();
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+ protected:
+  Status CheckTokens(std::span<const int32_t> tokens, int64_t first_position) const;
+  Status CheckCache(const KvCache* cache) const;
+  // An empty cache to be filled by Prefill.
+  Status CheckEmptyCache(const KvCache* cache) const;
+  Status CheckObservations(const Observations& observations) const;
+  Status CheckRepeatPrompts(std::span<const RepeatPrompt> prompts, int64_t record_tokens) const;
+
+  std::shared_ptr<const RopeTable> rope_;
+  int threads_ = 1;
 };
 
 }  // namespace anchorkv

@@ -219,16 +219,16 @@ Engine::MemoryUse Prefill::memory() const noexcept {
   return use;
 }
 
-CacheFiller::CacheFiller(const ModelParts& parts, std::span<KvCache* const> caches, int64_t tokens)
+CacheFiller::CacheFiller(const ModelParts& parts, std::span<HostKvCache* const> caches, int64_t tokens)
     : parts_(parts), caches_(caches.begin(), caches.end()), tokens_(tokens) {
-  for (const KvCache* cache : caches_) {
+  for (const HostKvCache* cache : caches_) {
     if (cache->config().compress) window_ = std::max<int64_t>(window_, cache->config().codec.window);
   }
 }
 
 Status CacheFiller::Take(int layer, PromptAttention* attention) {
-  std::vector<KvCache*> compressing;
-  for (KvCache* cache : caches_) {
+  std::vector<HostKvCache*> compressing;
+  for (HostKvCache* cache : caches_) {
     if (cache->WouldCompress(tokens_)) {
       compressing.push_back(cache);
       continue;
@@ -255,7 +255,8 @@ Status CacheFiller::Take(int layer, PromptAttention* attention) {
   return status;
 }
 
-HeadsView<const float> CacheFiller::WindowOf(const KvCache& cache, const PromptAttention& attention) const noexcept {
+HeadsView<const float> CacheFiller::WindowOf(const HostKvCache& cache,
+                                             const PromptAttention& attention) const noexcept {
   if (!cache.config().compress) return {};
   return attention.queries(std::min<int64_t>(cache.config().codec.window, tokens_));
 }

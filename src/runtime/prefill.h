@@ -11,7 +11,7 @@
 
 #include "anchorkv/status.h"
 #include "base/aligned_buffer.h"
-#include "cache/kv_cache.h"
+#include "cache/host_kv_cache.h"
 #include "runtime/engine.h"
 #include "runtime/graph.h"
 #include "runtime/model_spec.h"
@@ -48,16 +48,16 @@ class LayerConsumer {
 class CacheFiller final : public LayerConsumer {
  public:
   // Empty caches of the model's shape, for a prompt of `tokens` tokens.
-  CacheFiller(const ModelParts& parts, std::span<KvCache* const> caches, int64_t tokens);
+  CacheFiller(const ModelParts& parts, std::span<HostKvCache* const> caches, int64_t tokens);
   int64_t window() const noexcept override { return window_; }
   Status Take(int layer, PromptAttention* attention) override;
 
  private:
   // Queries that a cache wants to see: those of its window, none for an exact cache.
-  HeadsView<const float> WindowOf(const KvCache& cache, const PromptAttention& attention) const noexcept;
+  HeadsView<const float> WindowOf(const HostKvCache& cache, const PromptAttention& attention) const noexcept;
 
   ModelParts parts_;
-  std::vector<KvCache*> caches_;
+  std::vector<HostKvCache*> caches_;
   int64_t tokens_ = 0;
   int64_t window_ = 0;
 };

@@ -4,8 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "anchorkv/status.h"
 #include "anchorkv/tensor_view.h"
@@ -15,30 +13,27 @@ namespace anchorkv {
 
 class PromptRecord {
  public:
-  ~PromptRecord();
+  virtual ~PromptRecord() = default;
 
-  int layers() const noexcept;
-  int64_t tokens() const noexcept;  // of all texts
-  const Observations& observed() const noexcept;
-  int64_t resident_bytes() const noexcept;
+  virtual int layers() const noexcept = 0;
+  virtual int64_t tokens() const noexcept = 0;  // of all texts
+  virtual const Observations& observed() const noexcept = 0;
+  virtual int64_t resident_bytes() const noexcept = 0;
 
+  // Brings the rows to where layer() and last_text_queries() show them, for a record that is not in host memory. Needed
+  // before those two whenever the record has changed, and when another record of the engine has been read since.
+  virtual Status MakeReadable() const { return {}; }
   // Layer input over all texts, as a method is shown it: keys before RoPE, values, the queries of the last
   // `observed().window` positions (fewer when the record is shorter), moments and column sums where observed
   // (no moments before there is a position to take them of). Valid until the record changes. `reconstruction` is
   // null until Engine::ObserveReconstruction has run for the present texts.
-  LayerInput layer(int layer) const noexcept;
+  virtual LayerInput layer(int layer) const noexcept = 0;
   // Queries after RoPE of the text that was added last, [q_heads, its tokens, head_dim]; of the first text only
   // those in the window are kept.
-  HeadsView<const float> last_text_queries(int layer) const noexcept;
+  virtual HeadsView<const float> last_text_queries(int layer) const noexcept = 0;
 
   // Takes the text that was added last off again, and what was observed of it. kInvalidArgument when empty.
-  Status Pop();
-
- private:
-  friend class Recorder;
-  PromptRecord();
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  virtual Status Pop() = 0;
 };
 
 }  // namespace anchorkv

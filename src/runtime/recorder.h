@@ -1,12 +1,12 @@
-// Writes a PromptRecord: the layers of a text as a prefill hands them over, and what is observed of them.
+// Writes a HostRecord: the layers of a text as a prefill hands them over, and what is observed of them.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "runtime/host_record.h"
 #include "runtime/prefill.h"
-#include "runtime/prompt_record.h"
 #include "runtime/prompt_statistics.h"
 
 namespace anchorkv {
@@ -14,14 +14,14 @@ namespace anchorkv {
 // Adds one text. Until Commit the record shows nothing of it, so that a prefill that fails changes nothing.
 class Recorder final : public LayerConsumer {
  public:
-  static Result<std::unique_ptr<PromptRecord>> MakeRecord(const ModelInfo& info, std::shared_ptr<const RopeTable> rope,
-                                                          const Observations& observations);
-  static const RopeTable* RopeOf(const PromptRecord& record) noexcept;
+  static Result<std::unique_ptr<HostRecord>> MakeRecord(const ModelInfo& info, std::shared_ptr<const RopeTable> rope,
+                                                        const Observations& observations);
+  static const RopeTable* RopeOf(const HostRecord& record) noexcept;
   // `weights`: [kv_heads, tokens] per layer.
-  static void SetReconstruction(PromptRecord* record, std::vector<std::vector<float>> weights) noexcept;
+  static void SetReconstruction(HostRecord* record, std::vector<std::vector<float>> weights) noexcept;
 
   // `record` must outlive the object.
-  static Result<std::unique_ptr<Recorder>> Make(PromptRecord* record, int64_t tokens, int threads);
+  static Result<std::unique_ptr<Recorder>> Make(HostRecord* record, int64_t tokens, int threads);
   ~Recorder() override;
 
   int64_t past() const noexcept override;
@@ -44,8 +44,7 @@ inline constexpr int kRepeatSinks = 4;
 class RepeatObserver final : public LayerConsumer {
  public:
   // Weights are merged into `weights`, [kv_heads, record tokens] per layer; both must outlive the object.
-  RepeatObserver(const PromptRecord& record, PositionRange stretch, int threads,
-                 std::vector<std::vector<float>>* weights)
+  RepeatObserver(const HostRecord& record, PositionRange stretch, int threads, std::vector<std::vector<float>>* weights)
       : record_(record), stretch_(stretch), threads_(threads), weights_(*weights) {}
 
   int64_t past() const noexcept override { return record_.tokens(); }
@@ -54,7 +53,7 @@ class RepeatObserver final : public LayerConsumer {
   Status Take(int layer, PromptAttention* attention) override;
 
  private:
-  const PromptRecord& record_;
+  const HostRecord& record_;
   PositionRange stretch_;
   int threads_;
   std::vector<std::vector<float>>& weights_;

@@ -105,7 +105,7 @@ ggml_tensor* Steps::Layer(ggml_context* context, ggml_cgraph* graph, int layer, 
   return ggml_add(context, x, FeedForward(context, weights, x, info.rms_epsilon));
 }
 
-Status Steps::Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) {
+Status Steps::Append(HostKvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) {
   const int64_t vocab = parts_.spec->info.vocab;
   const int64_t count = static_cast<int64_t>(tokens.size());
   if (logits != nullptr) logits->resize(static_cast<size_t>((all_logits ? count : 1) * vocab));
@@ -137,7 +137,7 @@ Status Steps::Append(KvCache* cache, std::span<const int32_t> tokens, std::vecto
   return Status();
 }
 
-Status Steps::Run(const Graph& graph, KvCache* cache, std::span<const int32_t> tokens, float* out) {
+Status Steps::Run(const Graph& graph, HostKvCache* cache, std::span<const int32_t> tokens, float* out) {
   AKV_RETURN_IF_ERROR(cache->PrepareStep(static_cast<int>(tokens.size()), parts_.threads));
   std::vector<int32_t> positions(tokens.size());
   std::iota(positions.begin(), positions.end(), static_cast<int32_t>(cache->tokens()));

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "anchorkv/status.h"
-#include "cache/kv_cache.h"
+#include "cache/host_kv_cache.h"
 #include "runtime/graph.h"
 #include "runtime/prefill.h"
 
@@ -22,7 +22,7 @@ class Steps {
   static Result<std::unique_ptr<Steps>> Make(const ModelParts& parts);
 
   // See Engine::Append; tokens are valid and inside the context.
-  Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits);
+  Status Append(HostKvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits);
 
  private:
   // Userdata of a layer's operators. The cache is reached through the owner, so that it can change.
@@ -42,7 +42,7 @@ class Steps {
   ggml_tensor* Layer(ggml_context* context, ggml_cgraph* graph, int layer, ggml_tensor* x, ggml_tensor* positions,
                      Logits wanted);
   // One step with a graph of exactly tokens.size() tokens; logits are written to `out` if the graph has any.
-  Status Run(const Graph& graph, KvCache* cache, std::span<const int32_t> tokens, float* out);
+  Status Run(const Graph& graph, HostKvCache* cache, std::span<const int32_t> tokens, float* out);
 
   static void StoreOp(ggml_tensor* dst, int thread, int threads, void* userdata);
   static void AttendOp(ggml_tensor* dst, int thread, int threads, void* userdata);
@@ -50,8 +50,8 @@ class Steps {
 
   ModelParts parts_;
   std::vector<LayerOps> ops_;
-  KvCache* cache_ = nullptr;  // of the step that is being computed
-  Graph single_;              // one token, its logits wanted
+  HostKvCache* cache_ = nullptr;  // of the step that is being computed
+  Graph single_;                  // one token, its logits wanted
 };
 
 }  // namespace anchorkv

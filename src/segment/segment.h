@@ -3,7 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+#include <memory>
+#include <vector>
 
 #include "anchorkv/rope.h"
 #include "anchorkv/status.h"
@@ -11,9 +12,10 @@
 
 namespace anchorkv {
 
-class Segment {
+// What every segment says of itself, wherever its bytes are.
+class StoredSegment {
  public:
-  virtual ~Segment() = default;
+  virtual ~StoredSegment() = default;
 
   virtual int64_t tokens() const noexcept = 0;
   virtual int64_t first_position() const noexcept = 0;
@@ -21,7 +23,13 @@ class Segment {
   virtual size_t resident_bytes() const noexcept = 0;
   // Shares of non-anchor vectors that have a residual, in [0, 1].
   virtual double residual_share(Side side) const noexcept = 0;
+};
 
+using StoredSegments = std::vector<std::shared_ptr<const StoredSegment>>;  // one per layer
+
+// A segment in host memory, which the host's backends attend to.
+class Segment : public StoredSegment {
+ public:
   // Attention is split over positions at multiples of this.
   virtual int64_t split_granularity() const noexcept = 0;
   virtual size_t scratch_bytes(int rows) const = 0;

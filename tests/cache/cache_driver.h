@@ -1,4 +1,4 @@
-// Drives a KvCache the way a model does, with seeded random activations, and keeps everything it fed so
+// Drives a HostKvCache the way a model does, with seeded random activations, and keeps everything it fed so
 // that one plain dense attention can be computed beside it.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "cache/kv_cache.h"
+#include "cache/host_kv_cache.h"
 
 namespace anchorkv {
 
@@ -43,12 +43,12 @@ class CacheDriver {
     RopeSpec spec;
     spec.rotary_dim = config.head_dim;
     rope_ = RopeTable::Make(spec, config.head_dim, 1 << 16).value();
-    auto made = KvCache::Make(config, rope_, &backend);
+    auto made = HostKvCache::Make(config, rope_, &backend);
     EXPECT_TRUE(made.ok()) << made.status().message();
     cache_ = std::move(made).value();
   }
 
-  KvCache& cache() { return *cache_; }
+  HostKvCache& cache() { return *cache_; }
   const RopeTable& rope() const { return *rope_; }
 
   // One layer of a prompt through AddPromptLayer or AddPromptLayerDense, as the cache wants it.
@@ -214,7 +214,7 @@ class CacheDriver {
   std::mt19937 random_;
   std::vector<std::vector<float>> keys_, values_;  // [layers][tokens, kv_heads, head_dim]
   std::shared_ptr<const RopeTable> rope_;
-  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<HostKvCache> cache_;
 };
 
 }  // namespace anchorkv

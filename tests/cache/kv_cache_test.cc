@@ -1,17 +1,16 @@
 // Prompts, bills, positions and truncation.
-#include "cache/kv_cache.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "cache/cache_driver.h"
+#include "cache/host_kv_cache.h"
 #include "codec/codec.h"
 
 namespace anchorkv {
 namespace {
 
-TEST(KvCache, BillIsReadFromTheBuffers) {
+TEST(HostKvCache, BillIsReadFromTheBuffers) {
   CacheConfig config = SmallConfig(3, 6, 2, 64);
   CacheDriver driver(config, 1);
   ASSERT_TRUE(driver.AddPrompt(700).ok());
@@ -38,7 +37,7 @@ TEST(KvCache, BillIsReadFromTheBuffers) {
 }
 
 // Everything the cache keeps between steps appears in the bill.
-TEST(KvCache, BillCoversEveryAlignedBuffer) {
+TEST(HostKvCache, BillCoversEveryAlignedBuffer) {
   const int64_t before = GetAllocationStats().current_bytes;
   {
     CacheConfig config = SmallConfig(2, 4, 2, 32);
@@ -54,7 +53,7 @@ TEST(KvCache, BillCoversEveryAlignedBuffer) {
   EXPECT_EQ(GetAllocationStats().current_bytes, before);
 }
 
-TEST(KvCache, PromptsThatStayExactSayWhy) {
+TEST(HostKvCache, PromptsThatStayExactSayWhy) {
   CacheConfig config = SmallConfig(2, 2, 1, 16);
   {
     CacheDriver driver(config, 3);
@@ -96,7 +95,7 @@ TEST(KvCache, PromptsThatStayExactSayWhy) {
 }
 
 // The next token's position is the number of tokens seen, not the number of vectors kept.
-TEST(KvCache, LogicalPositionsSurviveCompression) {
+TEST(HostKvCache, LogicalPositionsSurviveCompression) {
   CacheDriver driver(SmallConfig(2, 2, 1, 64), 4);
   ASSERT_TRUE(driver.AddPrompt(300).ok());
   EXPECT_EQ(driver.cache().tokens(), 300);
@@ -107,7 +106,7 @@ TEST(KvCache, LogicalPositionsSurviveCompression) {
   EXPECT_EQ(driver.cache().tokens(), 307);
 }
 
-TEST(KvCache, PromptIsAllLayersOrNothing) {
+TEST(HostKvCache, PromptIsAllLayersOrNothing) {
   CacheDriver driver(SmallConfig(3, 2, 1, 16), 5);
   ASSERT_TRUE(driver.AddPromptLayer(1, 200).ok());
   EXPECT_EQ(driver.cache().tokens(), 0);
@@ -124,7 +123,7 @@ TEST(KvCache, PromptIsAllLayersOrNothing) {
   EXPECT_EQ(driver.cache().tokens(), 151);
 }
 
-TEST(KvCache, InfeasibleRatioIsAnErrorThatNamesTheLargest) {
+TEST(HostKvCache, InfeasibleRatioIsAnErrorThatNamesTheLargest) {
   CacheConfig config = SmallConfig(2, 2, 1, 64);
   config.codec.theta = .01;
   CacheDriver driver(config, 6);
@@ -134,10 +133,10 @@ TEST(KvCache, InfeasibleRatioIsAnErrorThatNamesTheLargest) {
   EXPECT_EQ(driver.cache().tokens(), 0);
 }
 
-TEST(KvCache, RefusesBadCallsAndConfigurations) {
+TEST(HostKvCache, RefusesBadCallsAndConfigurations) {
   const CacheConfig good = SmallConfig(1, 2, 1, 16);
   CacheDriver driver(good, 7);
-  KvCache& cache = driver.cache();
+  HostKvCache& cache = driver.cache();
   EXPECT_EQ(driver.AddPromptLayer(0, 0).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(cache.PrepareStep(0, 1).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(cache.PrepareStep(1, 0).code(), StatusCode::kInvalidArgument);
@@ -150,7 +149,7 @@ TEST(KvCache, RefusesBadCallsAndConfigurations) {
   const auto code = [&](auto change) {
     CacheConfig config = good;
     change(&config);
-    return KvCache::Make(config, rope, &ReferenceBackend()).status().code();
+    return HostKvCache::Make(config, rope, &ReferenceBackend()).status().code();
   };
   EXPECT_EQ(code([](CacheConfig*) {}), StatusCode::kOk);
   EXPECT_EQ(code([](CacheConfig* c) { c->layers = 0; }), StatusCode::kInvalidArgument);
@@ -158,8 +157,8 @@ TEST(KvCache, RefusesBadCallsAndConfigurations) {
   EXPECT_EQ(code([](CacheConfig* c) { c->head_dim = 32; }), StatusCode::kInvalidArgument);  // rope is for 16
   EXPECT_EQ(code([](CacheConfig* c) { c->codec.theta = 0; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(code([](CacheConfig* c) { c->tail_limit = -1; }), StatusCode::kInvalidArgument);
-  EXPECT_FALSE(KvCache::Make(good, rope, nullptr).ok());
-  EXPECT_FALSE(KvCache::Make(good, nullptr, &ReferenceBackend()).ok());
+  EXPECT_FALSE(HostKvCache::Make(good, rope, nullptr).ok());
+  EXPECT_FALSE(HostKvCache::Make(good, nullptr, &ReferenceBackend()).ok());
 }
 
 // --- Truncate
@@ -178,7 +177,7 @@ TEST(Truncate, IsExactInsideTheTail) {
   const std::vector<float> keys = other.Normal(2 * 32), values = other.Normal(2 * 32), queries = other.Normal(4 * 32);
   std::vector<float> a(4 * 32), b(4 * 32);
   for (auto [d, out] : {std::pair{&driver, &a}, std::pair{&other, &b}}) {
-    KvCache& cache = d->cache();
+    HostKvCache& cache = d->cache();
     ASSERT_TRUE(cache.PrepareStep(1, 1).ok());
     cache.Store(1, keys.data(), values.data(), queries.data(), 0, 1);
     cache.Attend(1, queries.data(), 0, 1);

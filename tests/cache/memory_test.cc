@@ -59,7 +59,7 @@ struct Peak {
   int64_t in_kernels = 0;  // of these, between Store and Merge
 };
 
-Peak MeasureStep(KvCache* cache, const CacheConfig& config, int tokens, int threads) {
+Peak MeasureStep(HostKvCache* cache, const CacheConfig& config, int tokens, int threads) {
   const std::vector<float> rows(static_cast<size_t>(tokens * config.kv_heads * config.head_dim), .5f);
   const std::vector<float> queries(static_cast<size_t>(tokens * config.q_heads * config.head_dim), .5f);
   std::vector<float> out(queries.size());
@@ -90,7 +90,7 @@ TEST(StepMemory, DecodeAndFollowUpStayFarBelowDense) {
     config.tail_type = DenseType::kF16;
     CacheDriver driver(config, 40, *backend);
     ASSERT_TRUE(driver.AddPrompt(10000).ok());
-    KvCache& cache = driver.cache();
+    HostKvCache& cache = driver.cache();
     ASSERT_EQ(cache.compressed_tokens(), 10000);
     const ByteBill before = cache.bill();
     EXPECT_LE(before.resident_bytes(), before.dense_bytes * 15 / 100);

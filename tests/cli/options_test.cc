@@ -50,9 +50,24 @@ TEST(ArgumentsTest, LlamaCppNamesWithOneDash) {
 
 TEST(ArgumentsTest, UnknownOneDashNamesAreNotSplitIntoLetters) {
   ExpectError({"-nope", "3"}, {"unknown option -nope"});
-  ExpectError({"-ngl", "99"}, {"-ngl is not available", "CPU"});
   ExpectError({"--jinja"}, {"--jinja is not available", "--chat-template"});
   ExpectError({"--no-such-option"}, {"--no-such-option"});
+}
+
+TEST(DeviceOptionsTest, AllLayersOrNone) {
+  const auto resolve = [](const char* device, const char* layers) { return ResolveDevice({device, layers}, 28); };
+  for (const auto& result : {resolve("", ""), resolve("cpu", ""), resolve("", "0"), resolve("cpu", "0")}) {
+    ASSERT_TRUE(result.ok());
+    EXPECT_EQ(*result, Device::kCpu);
+  }
+  for (const auto& result : {resolve("cuda", ""), resolve("", "all"), resolve("", "99"), resolve("cuda", "28")}) {
+    ASSERT_TRUE(result.ok());
+    EXPECT_EQ(*result, Device::kCuda);
+  }
+  EXPECT_EQ(resolve("", "27").status().message(),
+            "-ngl 27: the model has 28 layers and runs on one device; give all (the GPU) or 0 (the CPU)");
+  EXPECT_EQ(resolve("cpu", "all").status().message(), "--device cpu and -ngl all contradict each other");
+  EXPECT_EQ(resolve("cuda", "0").status().message(), "--device cuda and -ngl 0 contradict each other");
 }
 
 TEST(RunOptionsTest, EveryQuestionIsKept) {

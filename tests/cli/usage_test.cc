@@ -44,7 +44,8 @@ TEST(UsageTest, FlagsAndValues) {
   ExpectUsageError({"run", "-m", "x", "-p", "q", "--kv-ratio", "4", "--kv-theta", ".25"}, {"one of them"});
   ExpectUsageError({"run", "-m", "x", "-p", "q", "--kv-profile", "huge"}, {"huge", "paper", "blend"});
   ExpectUsageError({"run", "-m", "x", "-p", "q", "--kv-anchors", "70000"}, {"70000", "65535"});
-  ExpectUsageError({"run", "-m", "x", "-p", "q", "-ngl", "99"}, {"-ngl"});
+  ExpectUsageError({"run", "-m", "x", "-p", "q", "-ngl", "some"}, {"-ngl", "some", "all"});
+  ExpectUsageError({"run", "-m", "x", "-p", "q", "--device", "gpu"}, {"gpu", "cpu", "cuda"});
   ExpectUsageError({"run", "-m", "x", "-p", "q", "--unknown"}, {"--unknown"});
   ExpectUsageError({"run", "-m", "x", "-p"}, {"--prompt"});
 }

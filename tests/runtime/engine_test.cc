@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "base/aligned_buffer.h"
 #include "metrics/logits.h"
 #include "runtime/engine_runs.h"
 #include "runtime/oracle.h"

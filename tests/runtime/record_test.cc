@@ -125,13 +125,9 @@ TEST_F(RecordTest, HoldsWhatPrefillHandsOver) {
 
   const auto record = Record(engine_.get(), kEverything, {70}, &logits);
   EXPECT_TRUE(SameBits(std::span<const float>(logits), std::span<const float>(expected)));
-  std::vector<std::shared_ptr<const Segment>> segments;
-  for (int l = 0; l < record->layers(); ++l) {
-    auto segment = CompressLayer(record->layer(l), config.codec, *CpuBackend());
-    ASSERT_TRUE(segment.ok()) << segment.status().message();
-    segments.push_back(*segment);
-  }
-  const auto cache = engine_->MakeCache(segments);
+  auto segments = engine_->Compress(*record, config.codec);
+  ASSERT_TRUE(segments.ok()) << segments.status().message();
+  const auto cache = engine_->MakeCache(std::move(*segments));
   ASSERT_TRUE(cache.ok()) << cache.status().message();
   EXPECT_EQ((*cache)->tokens(), 70);
   EXPECT_EQ((*cache)->compressed_tokens(), 70);
@@ -374,16 +370,15 @@ TEST_F(RecordTest, CachesRefuseSegmentsThatDoNotFit) {
     return *segment;
   };
   const auto good = compressed(*record, 0);
-  EXPECT_TRUE(engine_->MakeCache({good, good}).ok());
+  EXPECT_TRUE(engine_->MakeCache(StoredSegments{good, good}).ok());
   for (const auto& bad : {std::shared_ptr<const Segment>(), compressed(*longer, 0), compressed(*record, 64)}) {
-    const Status status = engine_->MakeCache({good, bad}).status();
+    const Status status = engine_->MakeCache(StoredSegments{good, bad}).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("layer 1 "), std::string::npos) << status.message();
-    EXPECT_EQ(engine_->MakeCache({bad, good}).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(engine_->MakeCache(StoredSegments{bad, good}).status().code(), StatusCode::kInvalidArgument);
   }
-  EXPECT_EQ(engine_->MakeCache({good}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(engine_->MakeCache(std::vector<std::shared_ptr<const Segment>>()).status().code(),
-            StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine_->MakeCache(StoredSegments{good}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine_->MakeCache(StoredSegments()).status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

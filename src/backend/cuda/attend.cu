@@ -136,6 +136,7 @@ Status AttendDense(const DeviceDense& rows, const DeviceQueries& queries, const 
   args.last = rows.last;
   args.visible = rows.visible;
   args.length = rows.length;
+  args.head_rows = rows.head_rows;
   const DenseSource source{rows.keys, rows.values, rows.rope != nullptr ? *rows.rope : DeviceRope(),
                            rows.first_position};
   return ForWidth(head_dim, [&](auto width) { return AttendWidth<width()>(args, source, stream); });

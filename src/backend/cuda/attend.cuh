@@ -20,6 +20,7 @@ struct AttendArgs {
   int64_t last = 0;
   int64_t visible = 0;  // query token i sees rows t < visible + i
   const int32_t* length = nullptr;
+  const int64_t* head_rows = nullptr;
 };
 
 inline constexpr int kFewRows = 8;    // decoding: every warp takes all rows and an eighth of a tile's positions
@@ -49,9 +50,15 @@ class AttendBlock {
     const int group_rows = args_.queries.tokens * args_.queries.gqa_ratio;
     first_row_ = static_cast<int>(blockIdx.y) * kRows;
     rows_ = min(kRows, group_rows - first_row_);
+    head_ = args_.queries.first_kv_head + static_cast<int>(blockIdx.z);
+    first_ = args_.first;
     last_ = args_.last;
     visible_ = args_.visible;
-    if (args_.length != nullptr) {
+    if (args_.head_rows != nullptr) {
+      first_ = args_.head_rows[head_];
+      last_ = args_.head_rows[head_ + 1];
+      visible_ = kNoMask;
+    } else if (args_.length != nullptr) {
       last_ = *args_.length;
       visible_ = last_ - args_.queries.tokens + 1;
     }
@@ -63,16 +70,15 @@ class AttendBlock {
   __device__ void Run(const Source& source) {
     source.Prepare(&shared_.tables);
     Start();
-    const int head = args_.queries.first_kv_head + static_cast<int>(blockIdx.z);
-    const int64_t tiles = last_ > args_.first ? (last_ - args_.first + kTileTokens - 1) / kTileTokens : 0;
+    const int64_t tiles = last_ > first_ ? (last_ - first_ + kTileTokens - 1) / kTileTokens : 0;
     const int64_t part_tiles = (tiles + gridDim.x - 1) / gridDim.x;
     const int64_t tile_end = min(tiles, (blockIdx.x + 1) * part_tiles);
     for (int64_t tile = blockIdx.x * part_tiles; tile < tile_end; ++tile) {
-      const int64_t start = args_.first + tile * kTileTokens;
+      const int64_t start = first_ + tile * kTileTokens;
       const int count = static_cast<int>(min(int64_t{kTileTokens}, last_ - start));
       __syncthreads();  // the last tile has been used
-      source.template LoadRows<N>(kKeys, head, start, count, kTileTokens, &shared_.tables, shared_.keys);
-      source.template LoadRows<N>(kValues, head, start, count, kTileTokens, &shared_.tables, shared_.values);
+      source.template LoadRows<N>(kKeys, head_, start, count, kTileTokens, &shared_.tables, shared_.keys);
+      source.template LoadRows<N>(kValues, head_, start, count, kTileTokens, &shared_.tables, shared_.values);
       __syncthreads();
       Logits();
       __syncthreads();
@@ -203,6 +209,8 @@ class AttendBlock {
   AttendShared<N, kRows>& shared_;
   int first_row_ = 0;
   int rows_ = 0;
+  int head_ = 0;  // of the rows that are attended to
+  int64_t first_ = 0;
   int64_t last_ = 0;
   int64_t visible_ = 0;
   WarpVector<N> o_[kWarpRows] = {};

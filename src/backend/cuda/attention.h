@@ -80,6 +80,9 @@ struct DeviceDense {
   // If set, the number of rows in use is read when the kernel runs: last = *length and
   // visible = *length - query tokens + 1 (the query tokens are the last rows).
   const int32_t* length = nullptr;
+  // If set, [keys.heads + 1] row numbers on the device: head h has rows [head_rows[h], head_rows[h + 1]) of arrays
+  // whose head_stride is 0, and every query sees all of them; `first`, `last` and `visible` are not read.
+  const int64_t* head_rows = nullptr;
   // If set, keys are before RoPE and row t has position first_position + t.
   const DeviceRope* rope = nullptr;
   int64_t first_position = 0;

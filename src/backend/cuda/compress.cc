@@ -2,6 +2,7 @@
 #include "backend/cuda/compress.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "backend/cuda/check.h"
@@ -96,6 +97,17 @@ Result<LayerCompressor> LayerCompressor::Make(const CompressorShape& shape) {
   AKV_ASSIGN_OR_RETURN(out.buffer_, DeviceBuffer::Make(place(nullptr), "compressing a layer"));
   place(out.buffer_.data());
   return out;
+}
+
+bool LayerCompressor::Holds(const CompressorShape& shape) const noexcept {
+  return shape.kv_heads == shape_.kv_heads && shape.gqa_ratio == shape_.gqa_ratio &&
+         shape.head_dim == shape_.head_dim && shape.tokens <= shape_.tokens && shape.window <= shape_.window &&
+         shape.anchors <= shape_.anchors;
+}
+
+int64_t LayerCompressor::selected(Side side) const noexcept {
+  const auto of_side = host_counts_.begin() + int64_t{side} * kMaxPools * shape_.kv_heads;
+  return std::accumulate(of_side, of_side + int64_t{kMaxPools} * shape_.kv_heads, int64_t{0});
 }
 
 Status LayerCompressor::CheckInput(const DeviceLayerInput& input, int64_t anchors) const {

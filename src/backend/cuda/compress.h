@@ -67,6 +67,10 @@ class LayerCompressor {
   LayerCompressor& operator=(LayerCompressor&&) noexcept = default;
 
   const LayerArrays& arrays() const noexcept { return arrays_; }
+  // Whether a layer of `shape` can be compressed with the memory that is there.
+  bool Holds(const CompressorShape& shape) const noexcept;
+  // Vectors of a side, over all heads, that the last Count found to have a residual.
+  int64_t selected(Side side) const noexcept;
 
   // All decisions: Score .. Select. `input.queries` may hold more than options.window positions: the last are used.
   // Waits for the stream once, at the end. The result's layout is placed; kInternal when a utility is not a number.

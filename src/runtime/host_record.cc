@@ -1,4 +1,4 @@
-#include "runtime/prompt_record.h"
+#include "runtime/host_record.h"
 
 #include <algorithm>
 #include <limits>
@@ -68,7 +68,7 @@ int64_t Bytes(const std::vector<float>& values) noexcept { return static_cast<in
 
 }  // namespace
 
-struct PromptRecord::Impl {
+struct HostRecord::Impl {
   struct Layer {
     HeadRows keys, values;  // of all texts; keys before RoPE
     HeadRows queries;       // after RoPE: the first text's last ones, then all of the later texts
@@ -95,14 +95,14 @@ struct PromptRecord::Impl {
   int64_t query_rows() const noexcept { return texts.empty() ? 0 : texts.back().queries; }
 };
 
-PromptRecord::PromptRecord() : impl_(std::make_unique<Impl>()) {}
-PromptRecord::~PromptRecord() = default;
+HostRecord::HostRecord() : impl_(std::make_unique<Impl>()) {}
+HostRecord::~HostRecord() = default;
 
-int PromptRecord::layers() const noexcept { return static_cast<int>(impl_->layers.size()); }
-int64_t PromptRecord::tokens() const noexcept { return impl_->tokens(); }
-const Observations& PromptRecord::observed() const noexcept { return impl_->observations; }
+int HostRecord::layers() const noexcept { return static_cast<int>(impl_->layers.size()); }
+int64_t HostRecord::tokens() const noexcept { return impl_->tokens(); }
+const Observations& HostRecord::observed() const noexcept { return impl_->observations; }
 
-int64_t PromptRecord::resident_bytes() const noexcept {
+int64_t HostRecord::resident_bytes() const noexcept {
   int64_t bytes = 0;
   for (const Impl::Layer& layer : impl_->layers) {
     bytes += layer.keys.bytes() + layer.values.bytes() + layer.queries.bytes();
@@ -116,7 +116,7 @@ int64_t PromptRecord::resident_bytes() const noexcept {
   return bytes;
 }
 
-LayerInput PromptRecord::layer(int layer) const noexcept {
+LayerInput HostRecord::layer(int layer) const noexcept {
   const Impl& impl = *impl_;
   const Impl::Layer& rows = impl.layers[static_cast<size_t>(layer)];
   const int64_t window = std::min<int64_t>(impl.observations.window, impl.query_rows());
@@ -135,13 +135,13 @@ LayerInput PromptRecord::layer(int layer) const noexcept {
   return input;
 }
 
-HeadsView<const float> PromptRecord::last_text_queries(int layer) const noexcept {
+HeadsView<const float> HostRecord::last_text_queries(int layer) const noexcept {
   const auto& texts = impl_->texts;
   const int64_t before = texts.size() < 2 ? 0 : texts[texts.size() - 2].queries;
   return impl_->layers[static_cast<size_t>(layer)].queries.view(before, impl_->query_rows() - before);
 }
 
-Status PromptRecord::Pop() {
+Status HostRecord::Pop() {
   if (impl_->texts.empty()) return InvalidArgument("the record is empty; there is no text to take off");
   impl_->texts.pop_back();
   return Status();
@@ -150,8 +150,8 @@ Status PromptRecord::Pop() {
 // --- Writing
 
 struct Recorder::Pending {
-  PromptRecord::Impl* record = nullptr;
-  PromptRecord::Impl::Text text;
+  HostRecord::Impl* record = nullptr;
+  HostRecord::Impl::Text text;
   int64_t tokens = 0;  // of the text
   int threads = 1;
 
@@ -164,11 +164,11 @@ struct Recorder::Pending {
 Recorder::Recorder() : pending_(std::make_unique<Pending>()) {}
 Recorder::~Recorder() = default;
 
-Result<std::unique_ptr<PromptRecord>> Recorder::MakeRecord(const ModelInfo& info, std::shared_ptr<const RopeTable> rope,
-                                                           const Observations& observations) {
-  return GuardAllocation("a prompt record", [&]() -> Result<std::unique_ptr<PromptRecord>> {
-    std::unique_ptr<PromptRecord> record(new PromptRecord());
-    PromptRecord::Impl& impl = *record->impl_;
+Result<std::unique_ptr<HostRecord>> Recorder::MakeRecord(const ModelInfo& info, std::shared_ptr<const RopeTable> rope,
+                                                         const Observations& observations) {
+  return GuardAllocation("a prompt record", [&]() -> Result<std::unique_ptr<HostRecord>> {
+    std::unique_ptr<HostRecord> record(new HostRecord());
+    HostRecord::Impl& impl = *record->impl_;
     impl.q_heads = info.q_heads;
     impl.kv_heads = info.kv_heads;
     impl.head_dim = info.head_dim;
@@ -182,18 +182,18 @@ Result<std::unique_ptr<PromptRecord>> Recorder::MakeRecord(const ModelInfo& info
   });
 }
 
-const RopeTable* Recorder::RopeOf(const PromptRecord& record) noexcept { return record.impl_->rope.get(); }
+const RopeTable* Recorder::RopeOf(const HostRecord& record) noexcept { return record.impl_->rope.get(); }
 
-void Recorder::SetReconstruction(PromptRecord* record, std::vector<std::vector<float>> weights) noexcept {
-  std::vector<PromptRecord::Impl::Observed>& layers = record->impl_->texts.back().layers;
+void Recorder::SetReconstruction(HostRecord* record, std::vector<std::vector<float>> weights) noexcept {
+  std::vector<HostRecord::Impl::Observed>& layers = record->impl_->texts.back().layers;
   for (size_t layer = 0; layer < layers.size(); ++layer) layers[layer].reconstruction = std::move(weights[layer]);
 }
 
-Result<std::unique_ptr<Recorder>> Recorder::Make(PromptRecord* record, int64_t tokens, int threads) {
+Result<std::unique_ptr<Recorder>> Recorder::Make(HostRecord* record, int64_t tokens, int threads) {
   return GuardAllocation("a text's observations", [&]() -> Result<std::unique_ptr<Recorder>> {
     std::unique_ptr<Recorder> recorder(new Recorder());
     Pending& pending = *recorder->pending_;
-    PromptRecord::Impl& impl = *record->impl_;
+    HostRecord::Impl& impl = *record->impl_;
     pending.record = &impl;
     pending.tokens = tokens;
     pending.threads = threads;
@@ -214,7 +214,7 @@ int64_t Recorder::window() const noexcept {
 }
 
 void Recorder::Load(int layer, PromptAttention* attention) {
-  PromptRecord::Impl& record = *pending_->record;
+  HostRecord::Impl& record = *pending_->record;
   LayerInput input;
   input.keys = record.layers[static_cast<size_t>(layer)].keys.view(0, past());
   input.values = record.layers[static_cast<size_t>(layer)].values.view(0, past());
@@ -229,10 +229,10 @@ Status Recorder::Take(int layer, PromptAttention* attention) {
 }
 
 Status Recorder::Pending::Observe(int layer, PromptAttention* attention) {
-  static const PromptRecord::Impl::Observed kNothing;
-  const PromptRecord::Impl::Observed& before =
+  static const HostRecord::Impl::Observed kNothing;
+  const HostRecord::Impl::Observed& before =
       record->texts.empty() ? kNothing : record->texts.back().layers[static_cast<size_t>(layer)];
-  PromptRecord::Impl::Observed& now = text.layers[static_cast<size_t>(layer)];
+  HostRecord::Impl::Observed& now = text.layers[static_cast<size_t>(layer)];
   if (record->observations.query_moments) {
     const int64_t skipped = std::clamp<int64_t>(kMomentSinks - past(), 0, tokens);
     AKV_ASSIGN_OR_RETURN(now.moments, AddMoments(before.moments, attention->queries(tokens - skipped), past() + skipped,
@@ -255,7 +255,7 @@ Status Recorder::Pending::Observe(int layer, PromptAttention* attention) {
 
 // Copies the text's rows behind those that the record shows.
 Status Recorder::Pending::Keep(int layer, PromptAttention* attention) {
-  PromptRecord::Impl::Layer& to = record->layers[static_cast<size_t>(layer)];
+  HostRecord::Impl::Layer& to = record->layers[static_cast<size_t>(layer)];
   AKV_RETURN_IF_ERROR(to.keys.Reserve(text.end, past()));
   AKV_RETURN_IF_ERROR(to.values.Reserve(text.end, past()));
   AKV_RETURN_IF_ERROR(to.queries.Reserve(text.queries, record->query_rows()));

@@ -1,0 +1,468 @@
+#include "cache/host_kv_cache.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "cache/dense_tail.h"
+#include "cache/prior_state.h"
+#include "cache/step_plan.h"
+#include "codec/alloc_guard.h"
+#include "codec/codec.h"
+#include "format/residual_code.h"
+
+namespace anchorkv {
+namespace {
+
+Status CheckConfig(const CacheConfig& c, const RopeTable* rope, const Backend* backend) {
+  if (c.layers < 1 || c.kv_heads < 1 || c.q_heads < c.kv_heads || c.q_heads % c.kv_heads != 0) {
+    return InvalidArgument("a cache of " + std::to_string(c.layers) + " layers, " + std::to_string(c.q_heads) +
+                           " query heads and " + std::to_string(c.kv_heads) +
+                           " kv heads; all must be at least 1 and query heads a multiple of kv heads");
+  }
+  if (c.head_dim < 8 || c.head_dim > kMaxHeadDim || c.head_dim % 8 != 0) {
+    return InvalidArgument("head dim " + std::to_string(c.head_dim) +
+                           " is not supported; must be a multiple of 8 and at most " + std::to_string(kMaxHeadDim));
+  }
+  if (c.tail_limit < 0 || c.min_tokens < 0) {
+    return InvalidArgument("tail limit " + std::to_string(c.tail_limit) + " and minimum prompt length " +
+                           std::to_string(c.min_tokens) + " must not be negative");
+  }
+  if (backend == nullptr) return InvalidArgument("a cache needs a backend");
+  if (rope == nullptr || rope->head_dim() != c.head_dim) {
+    return InvalidArgument("the RoPE table must be made for head dim " + std::to_string(c.head_dim));
+  }
+  return c.compress ? Validate(c.codec) : Status();
+}
+
+}  // namespace
+
+struct HostKvCache::Impl {
+  struct Layer {
+    SegmentList segments;
+    DenseTail tail;
+    QueryRing queries;
+    bool added = false;  // holds its part of the prompt that is being added
+  };
+
+  CacheConfig config;
+  std::shared_ptr<const RopeTable> rope;
+  const Backend* backend = nullptr;
+  std::vector<Layer> layers;
+
+  int64_t tokens = 0;
+  int64_t compressed = 0;  // tokens in segments; the tail holds the rest
+  // The query rings hold positions [queries_from, tokens), at most a window of them.
+  int64_t queries_from = 0;
+  std::string uncompressed_reason;
+
+  // The prompt that is being added, layer by layer.
+  int64_t prompt_tokens = 0;  // 0: none
+  bool prompt_compressed = false;
+  int layers_added = 0;
+
+  // The step that is being run.
+  int step_tokens = 0;
+  StepPlan plan;
+  std::atomic<int> next_item{0};
+
+  int window() const { return config.codec.window; }
+  int64_t tail_rows() const { return tokens - compressed; }
+  bool keeps_queries() const { return config.compress && config.tail_limit > 0; }
+
+  Status CheckPromptLayer(int layer, int64_t length, bool compressed_prompt) const;
+  void FinishPromptLayer(int layer, int64_t length, bool compressed_prompt);
+  void DropPrompt();
+  Status AddCompressed(LayerInput input);
+  Status AddDense(int layer, HeadsView<const float> keys, HeadsView<const float> values,
+                  HeadsView<const float> window_queries);
+  Status Prepare(int new_tokens, int threads);
+  Result<std::shared_ptr<const Segment>> CompressTailOfLayer(int layer) const;
+  Status CompressTail();
+};
+
+// --- Prompt
+
+Status HostKvCache::Impl::CheckPromptLayer(int layer, int64_t length, bool compressed_prompt) const {
+  if (layer < 0 || layer >= config.layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + "; the cache has " + std::to_string(config.layers));
+  }
+  if (length < 1) return InvalidArgument("a prompt of " + std::to_string(length) + " tokens; at least 1 is needed");
+  if (tokens + length > rope->max_position()) {
+    return InvalidArgument("a prompt up to position " + std::to_string(tokens + length) + " exceeds the RoPE table's " +
+                           std::to_string(rope->max_position()));
+  }
+  if (prompt_tokens == 0) return {};
+  if (layers[static_cast<size_t>(layer)].added) {
+    return InvalidArgument("layer " + std::to_string(layer) + " of this prompt has been added already");
+  }
+  if (length != prompt_tokens || compressed_prompt != prompt_compressed) {
+    return InvalidArgument("layer " + std::to_string(layer) + " brings " + std::to_string(length) +
+                           (compressed_prompt ? " tokens to compress" : " uncompressed tokens") +
+                           "; the layers before it brought " + std::to_string(prompt_tokens) +
+                           (prompt_compressed ? " to compress" : " uncompressed"));
+  }
+  return {};
+}
+
+void HostKvCache::Impl::FinishPromptLayer(int layer, int64_t length, bool compressed_prompt) {
+  prompt_tokens = length;
+  prompt_compressed = compressed_prompt;
+  layers[static_cast<size_t>(layer)].added = true;
+  if (++layers_added < config.layers) return;
+  uncompressed_reason = compressed_prompt ? "" : WhyNotCompressed(config, tail_rows(), length);
+  tokens += length;
+  if (compressed_prompt) {
+    compressed = tokens;
+    queries_from = tokens;  // a later tail brings its own window
+  }
+  prompt_tokens = 0;
+  layers_added = 0;
+  for (Layer& l : layers) l.added = false;
+}
+
+void HostKvCache::Impl::DropPrompt() {
+  if (layers_added > 0 && !prompt_compressed) queries_from = tokens;  // the rings were overwritten
+  for (Layer& l : layers) {
+    if (l.added && prompt_compressed) l.segments.pop_back();
+    l.added = false;
+  }
+  prompt_tokens = 0;
+  layers_added = 0;
+}
+
+Status HostKvCache::Impl::AddCompressed(LayerInput input) {
+  AKV_RETURN_IF_ERROR(CheckPromptLayer(input.layer, input.keys.tokens, true));
+  const std::string why_not = WhyNotCompressed(config, tail_rows(), input.keys.tokens);
+  if (!why_not.empty()) return InvalidArgument("this prompt is not compressed: " + why_not);
+  if (input.keys.heads != config.kv_heads || input.keys.head_dim != config.head_dim ||
+      input.queries.heads != config.q_heads) {
+    return InvalidArgument("a layer of " + std::to_string(input.queries.heads) + " query heads, " +
+                           std::to_string(input.keys.heads) + " kv heads x " + std::to_string(input.keys.head_dim) +
+                           " dims; the cache has " + std::to_string(config.q_heads) + ", " +
+                           std::to_string(config.kv_heads) + " x " + std::to_string(config.head_dim));
+  }
+  if (input.first_position != tokens) {
+    return InvalidArgument("the prompt starts at position " + std::to_string(input.first_position) +
+                           "; the cache ends at " + std::to_string(tokens));
+  }
+  Layer& layer = layers[static_cast<size_t>(input.layer)];
+  input.rope = rope.get();
+  PriorBuffer prior;
+  if (input.prior.m == nullptr) {
+    AKV_RETURN_IF_ERROR(prior.Compute(layer.segments, input.queries, config.kv_heads));
+    input.prior = prior.state();
+  }
+  AKV_ASSIGN_OR_RETURN(auto segment, CompressLayer(input, config.codec, *backend));
+  layer.segments.push_back(std::move(segment));
+  FinishPromptLayer(input.layer, input.keys.tokens, true);
+  return {};
+}
+
+Status HostKvCache::Impl::AddDense(int layer, HeadsView<const float> keys, HeadsView<const float> values,
+                                   HeadsView<const float> window_queries) {
+  AKV_RETURN_IF_ERROR(CheckPromptLayer(layer, keys.tokens, false));
+  if (keys.heads != config.kv_heads || keys.head_dim != config.head_dim || values.heads != keys.heads ||
+      values.head_dim != keys.head_dim || values.tokens != keys.tokens) {
+    return InvalidArgument("keys and values must be " + std::to_string(config.kv_heads) + " heads x " +
+                           std::to_string(config.head_dim) + " dims and of one length");
+  }
+  Layer& to = layers[static_cast<size_t>(layer)];
+  const int64_t begin = tail_rows();
+  AKV_RETURN_IF_ERROR(to.tail.Reserve(begin + keys.tokens, begin));
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t h = 0; h < keys.heads; ++h) {
+    for (int64_t t = 0; t < keys.tokens; ++t) {
+      to.tail.StoreRow(static_cast<int>(h), begin + t, keys.row(h, t), values.row(h, t));
+    }
+  }
+  const int64_t end = tokens + keys.tokens;
+  const int64_t seen = std::min({window_queries.tokens, keys.tokens, int64_t{window()}});
+  if (keeps_queries()) {
+    if (seen > 0 && (window_queries.heads != config.q_heads || window_queries.head_dim != config.head_dim)) {
+      return InvalidArgument("window queries must be " + std::to_string(config.q_heads) + " heads x " +
+                             std::to_string(config.head_dim) + " dims");
+    }
+    for (int64_t i = 0; i < seen; ++i) {
+      to.queries.Store(end - seen + i, window_queries.row(0, window_queries.tokens - seen + i),
+                       window_queries.head_stride);
+    }
+  }
+  // Rings hold one run of positions; the shortest run of any layer counts.
+  queries_from = layers_added == 0 ? end - seen : std::max(queries_from, end - seen);
+  FinishPromptLayer(layer, keys.tokens, false);
+  return {};
+}
+
+// --- Steps
+
+Status HostKvCache::Impl::Prepare(int new_tokens, int threads) {
+  if (new_tokens < 1 || threads < 1) {
+    return InvalidArgument("a step of " + std::to_string(new_tokens) + " tokens on " + std::to_string(threads) +
+                           " threads; both must be at least 1");
+  }
+  if (prompt_tokens != 0) {
+    return InvalidArgument("a step inside a prompt: " + std::to_string(layers_added) + " of " +
+                           std::to_string(config.layers) + " layers have been added");
+  }
+  if (tokens + new_tokens > rope->max_position()) {
+    return InvalidArgument(std::to_string(tokens) + " + " + std::to_string(new_tokens) +
+                           " tokens exceed the RoPE table's " + std::to_string(rope->max_position()));
+  }
+  for (Layer& l : layers) AKV_RETURN_IF_ERROR(l.tail.Reserve(tail_rows() + new_tokens, tail_rows()));
+
+  std::vector<const SegmentList*> segments;
+  segments.reserve(layers.size());
+  for (const Layer& l : layers) segments.push_back(&l.segments);
+  const StepShape shape{config.q_heads, config.kv_heads, config.head_dim, new_tokens, tail_rows(), threads};
+  AKV_RETURN_IF_ERROR(plan.Make(shape, segments, *backend));
+  // The step's queries take the slots of the oldest ones, even if it is never committed.
+  queries_from = std::min(tokens, std::max(queries_from, tokens + new_tokens - window()));
+  step_tokens = new_tokens;
+  return {};
+}
+
+// --- Compression of the tail
+
+Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(int layer) const {
+  const Layer& from = layers[static_cast<size_t>(layer)];
+  const int64_t rows = tail_rows();
+  const int64_t side = int64_t{config.kv_heads} * rows * config.head_dim;
+  const int64_t query_floats = int64_t{config.q_heads} * window() * config.head_dim;
+  AKV_ASSIGN_OR_RETURN(AlignedBuffer dense,
+                       AlignedBuffer::Make(static_cast<size_t>(2 * side + query_floats) * sizeof(float),
+                                           "the keys and values of a tail"));
+  const HeadsView<float> keys = HeadMajor(dense.as<float>(), config.kv_heads, rows, config.head_dim);
+  const HeadsView<float> values = HeadMajor(dense.as<float>() + side, config.kv_heads, rows, config.head_dim);
+  const HeadsView<float> queries = HeadMajor(dense.as<float>() + 2 * side, config.q_heads, window(), config.head_dim);
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int h = 0; h < config.kv_heads; ++h) {
+    for (int64_t t = 0; t < rows; ++t) {
+      from.tail.LoadRow(kKeys, h, t, keys.row(h, t));
+      rope->Unrotate(compressed + t, keys.row(h, t));
+      from.tail.LoadRow(kValues, h, t, values.row(h, t));
+    }
+  }
+  from.queries.Load(tokens - window(), queries);
+
+  PriorBuffer prior;
+  AKV_RETURN_IF_ERROR(prior.Compute(from.segments, queries, config.kv_heads));
+  const LayerInput input{layer, keys, values, queries, compressed, rope.get(), prior.state()};
+  return CompressLayer(input, config.codec, *backend);
+}
+
+Status HostKvCache::Impl::CompressTail() {
+  const int64_t rows = tail_rows();
+  if (!keeps_queries() || rows <= config.tail_limit || rows <= window()) return {};
+  // After Truncate the ring may lack queries of the window; they come back within a window of new tokens.
+  if (tokens - queries_from < window()) return {};
+  if (prompt_tokens != 0) return InvalidArgument("the tail cannot be compressed inside a prompt");
+  const auto budget = PlanBudget({config.kv_heads, config.head_dim, rows}, config.codec);
+  if (!budget.ok()) {
+    if (budget.status().code() != StatusCode::kInfeasible) return budget.status();
+    uncompressed_reason = "the last " + std::to_string(rows) + " tokens stay exact: " + budget.status().message();
+    return {};
+  }
+  // All layers or none: the segments are added when every layer has its own.
+  SegmentList fresh;
+  fresh.reserve(layers.size());
+  for (int l = 0; l < config.layers; ++l) {
+    AKV_ASSIGN_OR_RETURN(auto segment, CompressTailOfLayer(l));
+    layers[static_cast<size_t>(l)].segments.reserve(layers[static_cast<size_t>(l)].segments.size() + 1);
+    fresh.push_back(std::move(segment));
+  }
+  for (int l = 0; l < config.layers; ++l) {
+    layers[static_cast<size_t>(l)].segments.push_back(std::move(fresh[static_cast<size_t>(l)]));
+    layers[static_cast<size_t>(l)].tail.Release();
+  }
+  compressed = tokens;
+  uncompressed_reason.clear();
+  return {};
+}
+
+// --- Public face
+
+HostKvCache::HostKvCache() : impl_(std::make_unique<Impl>()) {}
+HostKvCache::~HostKvCache() = default;
+
+Result<std::unique_ptr<HostKvCache>> HostKvCache::Make(const CacheConfig& config, std::shared_ptr<const RopeTable> rope,
+                                                       const Backend* backend) {
+  AKV_RETURN_IF_ERROR(CheckConfig(config, rope.get(), backend));
+  return GuardAllocation("a cache", [&]() -> Result<std::unique_ptr<HostKvCache>> {
+    std::unique_ptr<HostKvCache> cache(new HostKvCache());
+    Impl& impl = *cache->impl_;
+    impl.config = config;
+    impl.rope = std::move(rope);
+    impl.backend = backend;
+    impl.layers.reserve(static_cast<size_t>(config.layers));
+    for (int l = 0; l < config.layers; ++l) {
+      impl.layers.push_back({{},
+                             DenseTail(config.tail_type, config.kv_heads, config.head_dim),
+                             QueryRing(config.codec.window, config.q_heads, config.head_dim)});
+      if (impl.keeps_queries()) AKV_RETURN_IF_ERROR(impl.layers.back().queries.Allocate());
+    }
+    return cache;
+  });
+}
+
+Result<std::unique_ptr<HostKvCache>> HostKvCache::MakeFromSegments(
+    const CacheConfig& config, std::shared_ptr<const RopeTable> rope, const Backend* backend,
+    std::vector<std::shared_ptr<const Segment>> segments) {
+  AKV_ASSIGN_OR_RETURN(std::unique_ptr<HostKvCache> cache, Make(config, std::move(rope), backend));
+  Impl& impl = *cache->impl_;
+  if (segments.size() != impl.layers.size()) {
+    return InvalidArgument(std::to_string(segments.size()) + " segments for a cache of " +
+                           std::to_string(config.layers) + " layers; one per layer is needed");
+  }
+  const int64_t tokens = segments.front() == nullptr ? 0 : segments.front()->tokens();
+  for (size_t l = 0; l < segments.size(); ++l) {
+    if (segments[l] == nullptr || segments[l]->first_position() != 0 || segments[l]->tokens() != tokens) {
+      return InvalidArgument("the segment of layer " + std::to_string(l) +
+                             " is missing, does not start at position 0 or has another length than the first");
+    }
+  }
+  AKV_RETURN_IF_ERROR(impl.CheckPromptLayer(0, tokens, true));
+  return GuardAllocation("a cache's segments", [&]() -> Result<std::unique_ptr<HostKvCache>> {
+    for (size_t l = 0; l < segments.size(); ++l) {
+      impl.layers[l].segments.push_back(std::move(segments[l]));
+      impl.FinishPromptLayer(static_cast<int>(l), tokens, true);
+    }
+    return std::move(cache);
+  });
+}
+
+const CacheConfig& HostKvCache::config() const noexcept { return impl_->config; }
+int64_t HostKvCache::tokens() const noexcept { return impl_->tokens; }
+int64_t HostKvCache::compressed_tokens() const noexcept { return impl_->compressed; }
+
+bool HostKvCache::WouldCompress(int64_t prompt_tokens) const noexcept {
+  return WhyNotCompressed(impl_->config, impl_->tail_rows(), prompt_tokens).empty();
+}
+
+Status HostKvCache::AddPromptLayer(const LayerInput& input) {
+  Status status = GuardAllocation("a prompt's layer", [&] { return impl_->AddCompressed(input); });
+  if (!status.ok()) impl_->DropPrompt();
+  return status;
+}
+
+Status HostKvCache::AddPromptLayerDense(int layer, HeadsView<const float> keys_after_rope,
+                                        HeadsView<const float> values, HeadsView<const float> window_queries) {
+  Status status = GuardAllocation("a prompt's layer",
+                                  [&] { return impl_->AddDense(layer, keys_after_rope, values, window_queries); });
+  if (!status.ok()) impl_->DropPrompt();
+  return status;
+}
+
+Status HostKvCache::PrepareStep(int new_tokens, int threads) {
+  return GuardAllocation("a step", [&] { return impl_->Prepare(new_tokens, threads); });
+}
+
+void HostKvCache::Store(int layer, const float* keys, const float* values, const float* queries, int thread,
+                        int threads) noexcept {
+  Impl& impl = *impl_;
+  Impl::Layer& to = impl.layers[static_cast<size_t>(layer)];
+  if (thread == 0) impl.next_item.store(0, std::memory_order_relaxed);  // the caller's barrier publishes it
+  const int64_t heads = impl.config.kv_heads;
+  const int64_t dim = impl.config.head_dim;
+  const int64_t rows = impl.step_tokens * heads;
+  for (int64_t i = rows * thread / threads; i < rows * (thread + 1) / threads; ++i) {
+    to.tail.StoreRow(static_cast<int>(i % heads), impl.tail_rows() + i / heads, keys + i * dim, values + i * dim);
+  }
+  if (!impl.keeps_queries()) return;
+  const int64_t first = std::max(0, impl.step_tokens - impl.window());
+  for (int64_t t = first + thread; t < impl.step_tokens; t += threads) {
+    to.queries.Store(impl.tokens + t, queries + t * impl.config.q_heads * dim, dim);
+  }
+}
+
+void HostKvCache::Attend(int layer, const float* queries, int thread, int threads) noexcept {
+  (void)threads;  // items are taken one by one by whoever is free
+  Impl& impl = *impl_;
+  const Impl::Layer& from = impl.layers[static_cast<size_t>(layer)];
+  for (int i = impl.next_item.fetch_add(1, std::memory_order_relaxed); i < impl.plan.items();
+       i = impl.next_item.fetch_add(1, std::memory_order_relaxed)) {
+    impl.plan.Run(i, from.segments, from.tail, queries, thread, *impl.backend);
+  }
+}
+
+void HostKvCache::Merge(int layer, float* out, int thread, int threads) noexcept {
+  (void)layer;  // the states in the workspace are those of the layer attended last
+  impl_->plan.Merge(out, thread, threads, *impl_->backend);
+}
+
+void HostKvCache::CommitStep() noexcept {
+  Impl& impl = *impl_;
+  impl.tokens += impl.step_tokens;
+  impl.queries_from = std::max(impl.queries_from, impl.tokens - impl.window());
+  impl.step_tokens = 0;
+}
+
+Status HostKvCache::MaybeCompressTail() {
+  return GuardAllocation("compressing the tail", [&] { return impl_->CompressTail(); });
+}
+
+Status HostKvCache::Truncate(int64_t n) {
+  Impl& impl = *impl_;
+  if (impl.prompt_tokens != 0) impl.DropPrompt();
+  if (n < 0 || n > impl.tokens) {
+    return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the cache holds " +
+                           std::to_string(impl.tokens));
+  }
+  if (n < impl.compressed) {
+    // Whole segments can go: nothing before them depends on them.
+    const SegmentList& segments = impl.layers.front().segments;
+    size_t kept = segments.size();
+    while (kept > 0 && segments[kept - 1]->first_position() >= n) --kept;
+    const int64_t boundary = kept == 0 ? 0 : segments[kept - 1]->first_position() + segments[kept - 1]->tokens();
+    if (boundary != n) {
+      return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the first " + std::to_string(boundary) +
+                             " are compressed and stay together");
+    }
+    for (Impl::Layer& layer : impl.layers) {
+      layer.segments.resize(kept);
+      layer.tail.Release();
+    }
+    impl.compressed = n;
+  }
+  impl.tokens = n;
+  impl.queries_from = std::min(impl.queries_from, n);
+  impl.step_tokens = 0;
+  if (n == 0) impl.uncompressed_reason.clear();
+  return {};
+}
+
+ByteBill HostKvCache::bill() const {
+  const Impl& impl = *impl_;
+  const CacheConfig& c = impl.config;
+  ByteBill bill;
+  bill.tokens = impl.tokens;
+  bill.layers_total = c.layers;
+  bill.skipped_reason = impl.uncompressed_reason;
+  bill.dense_bytes = LayerShape{c.kv_heads, c.head_dim, impl.tokens}.dense_bytes() * c.layers;
+  bill.workspace_bytes = impl.plan.workspace_bytes();
+  double share_tokens = 0.0;
+  for (const Impl::Layer& l : impl.layers) {
+    if (!l.segments.empty()) ++bill.layers_compressed;
+    for (const auto& segment : l.segments) {
+      const auto weight = static_cast<double>(segment->tokens());
+      bill.segment_bytes += static_cast<int64_t>(segment->resident_bytes());
+      bill.residual_share_k += weight * segment->residual_share(kKeys);
+      bill.residual_share_v += weight * segment->residual_share(kValues);
+      share_tokens += weight;
+    }
+    const int64_t used = impl.tail_rows() * l.tail.row_bytes();
+    bill.tail_bytes += used;
+    bill.reserved_bytes += l.tail.buffer_bytes() - used + l.queries.buffer_bytes();
+  }
+  if (share_tokens > 0.0) {
+    bill.residual_share_k /= share_tokens;
+    bill.residual_share_v /= share_tokens;
+  }
+  return bill;
+}
+
+const std::vector<std::shared_ptr<const Segment>>& HostKvCache::segments(int layer) const noexcept {
+  return impl_->layers[static_cast<size_t>(layer)].segments;
+}
+
+}  // namespace anchorkv

@@ -1,0 +1,462 @@
+#include "runtime/cuda/cuda_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "backend/cuda/check.h"
+#include "codec/alloc_guard.h"
+#include "runtime/cuda/ops.h"
+#include "runtime/cuda/prompt_run.h"
+#include "runtime/recorder.h"
+
+namespace anchorkv::cuda {
+namespace {
+
+constexpr int64_t kStepTokens = 1024;  // tokens of one step at most
+constexpr int64_t kLogitRows = 64;     // of a step whose tokens all get logits
+constexpr int64_t kInputIds = 4;       // in step_input_: three numbers and the flag come before the ids
+
+// Fills caches with a prompt.
+class CacheFiller final : public LayerTaker {
+ public:
+  CacheFiller(const DeviceParts& parts, std::vector<DeviceKvCache*> caches, int64_t tokens, LayerCompressor* compressor)
+      : parts_(parts), caches_(std::move(caches)), tokens_(tokens), compressor_(compressor) {
+    segments_.resize(caches_.size());
+  }
+
+  // Room for exact rows.
+  Status Prepare() {
+    for (DeviceKvCache* cache : caches_) {
+      if (!Compresses(*cache)) AKV_RETURN_IF_ERROR(cache->Reserve(tokens_, parts_.stream));
+    }
+    return {};
+  }
+
+  int64_t window() const noexcept override {
+    int64_t window = 0;
+    for (const DeviceKvCache* cache : caches_) {
+      if (Compresses(*cache)) window = std::max<int64_t>(window, cache->config().codec.window);
+    }
+    return window;
+  }
+
+  Status Take(int layer, const PromptRows& rows) override {
+    for (size_t i = 0; i < caches_.size(); ++i) {
+      if (Compresses(*caches_[i])) {
+        AKV_ASSIGN_OR_RETURN(auto segment, CompressDeviceLayer(Input(layer, rows), caches_[i]->config().codec,
+                                                               compressor_, parts_.stream));
+        segments_[i].push_back(std::move(segment));
+      } else {
+        AKV_RETURN_IF_ERROR(StoreExactly(layer, rows, *caches_[i]));
+      }
+    }
+    return {};
+  }
+
+  void Commit() {
+    for (size_t i = 0; i < caches_.size(); ++i) {
+      if (Compresses(*caches_[i])) {
+        caches_[i]->SetSegments(std::move(segments_[i]));
+      } else {
+        caches_[i]->set_uncompressed_reason(WhyNotCompressed(caches_[i]->config(), 0, tokens_));
+        caches_[i]->Commit(tokens_);
+      }
+    }
+  }
+
+ private:
+  bool Compresses(const DeviceKvCache& cache) const { return WhyNotCompressed(cache.config(), 0, tokens_).empty(); }
+
+  DeviceLayerInput Input(int layer, const PromptRows& rows) const {
+    const ModelInfo& info = parts_.spec->info;
+    const auto view = [&](const float* data, int heads, int64_t tokens) {
+      return DeviceHeads{
+          data, Element::kF32, heads, tokens, info.head_dim, info.head_dim, int64_t{heads} * info.head_dim};
+    };
+    DeviceLayerInput input;
+    input.layer = layer;
+    input.keys = view(rows.keys, info.kv_heads, tokens_);
+    input.values = view(rows.values, info.kv_heads, tokens_);
+    input.queries = view(rows.queries, info.q_heads, std::min(window(), tokens_));
+    input.rope = parts_.rope;
+    return input;
+  }
+
+  Status StoreExactly(int layer, const PromptRows& rows, const DeviceKvCache& cache) const {
+    PromptRows to;
+    to.attention_keys = cache.tail(layer, kKeys);
+    to.attention_values = cache.tail(layer, kValues);
+    return LoadPast(parts_, Input(layer, rows), to);
+  }
+
+  DeviceParts parts_;
+  std::vector<DeviceKvCache*> caches_;
+  std::vector<DeviceSegments> segments_;
+  int64_t tokens_;
+  LayerCompressor* compressor_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> CudaEngine::Make(const GgufFile& file, ModelSpec spec,
+                                                 std::shared_ptr<const RopeTable> rope, const EngineOptions&) {
+  std::unique_ptr<CudaEngine> engine(new CudaEngine());
+  CudaEngine& e = *engine;
+  AKV_ASSIGN_OR_RETURN(e.device_, CurrentDevice());
+  AKV_RETURN_IF_ERROR(CheckHeadDim(spec.info.head_dim));
+  e.spec_ = std::move(spec);
+  AKV_RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&e.stream_, cudaStreamNonBlocking), "making a stream"));
+  AKV_ASSIGN_OR_RETURN(e.blas_, Blas::Make(e.stream_));
+  AKV_ASSIGN_OR_RETURN(e.weights_, DeviceWeights::Load(file, e.spec_));
+  AKV_ASSIGN_OR_RETURN(e.rope_table_, DeviceRopeTable::Make(*rope));
+  e.parts_.spec = &e.spec_;
+  e.parts_.weights = e.weights_.get();
+  e.parts_.blas = e.blas_.get();
+  e.parts_.rope = e.rope_table_.rope();
+  e.parts_.device = e.device_;
+  e.parts_.stream = e.stream_;
+  e.transformer_ = std::make_unique<Transformer>(e.parts_);
+
+  AKV_ASSIGN_OR_RETURN(e.few_, Activations::Make(e.parts_, kBlockRows));
+  const auto make = [](int64_t bytes, const char* what) {
+    return DeviceBuffer::Make(static_cast<size_t>(bytes), what);
+  };
+  AKV_ASSIGN_OR_RETURN(e.few_hidden_,
+                       make(kBlockRows * e.info().hidden * int64_t{sizeof(float)}, "a step's hidden states"));
+  AKV_ASSIGN_OR_RETURN(e.few_logits_, make(e.info().vocab * int64_t{sizeof(float)}, "logits"));
+  const int64_t input_bytes = (kInputIds + kStepTokens) * int64_t{sizeof(int32_t)};
+  AKV_ASSIGN_OR_RETURN(e.step_input_, make(input_bytes, "a step's tokens"));
+  AKV_ASSIGN_OR_RETURN(e.staged_input_, PinnedBuffer::Make(static_cast<size_t>(input_bytes), "a step's tokens"));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+CudaEngine::~CudaEngine() {
+  if (stream_ == nullptr) return;
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+}
+
+Result<DeviceKvCache*> CudaEngine::Own(KvCache* cache) const {
+  AKV_RETURN_IF_ERROR(CheckCache(cache));
+  auto* own = dynamic_cast<DeviceKvCache*>(cache);
+  if (own == nullptr) return InvalidArgument("the cache is not in device memory");
+  return own;
+}
+
+Result<const DeviceRecord*> CudaEngine::Own(const PromptRecord* record) const {
+  if (record == nullptr) return InvalidArgument("a record is missing");
+  const auto* own = dynamic_cast<const DeviceRecord*>(record);
+  if (own == nullptr || !own->made_with(rope_.get())) return InvalidArgument("the record was made by another engine");
+  return own;
+}
+
+Result<std::unique_ptr<DeviceKvCache>> CudaEngine::MakeDeviceCache(const CacheConfig& config) const {
+  AKV_ASSIGN_OR_RETURN(auto cache, DeviceKvCache::Make(config));
+  AKV_RETURN_IF_ERROR(CheckCache(cache.get()));
+  return cache;
+}
+
+Result<std::unique_ptr<KvCache>> CudaEngine::MakeCache(const CacheConfig& config) const {
+  AKV_ASSIGN_OR_RETURN(auto cache, MakeDeviceCache(config));
+  return std::unique_ptr<KvCache>(std::move(cache));
+}
+
+Status CudaEngine::Prefill(std::span<const int32_t> tokens, std::span<KvCache* const> caches,
+                           std::vector<float>* logits, PrefillTiming* timing, const Progress& progress) {
+  AKV_RETURN_IF_ERROR(CheckTokens(tokens, 0));
+  std::vector<DeviceKvCache*> own;
+  for (KvCache* cache : caches) {
+    AKV_RETURN_IF_ERROR(CheckEmptyCache(cache));
+    AKV_ASSIGN_OR_RETURN(DeviceKvCache* const device, Own(cache));
+    own.push_back(device);
+  }
+  CacheFiller filler(parts_, std::move(own), static_cast<int64_t>(tokens.size()), &compressor_);
+  AKV_RETURN_IF_ERROR(filler.Prepare());
+  AKV_ASSIGN_OR_RETURN(const auto run, PromptRun::Make(transformer_.get(), tokens, &filler));
+  prefill_memory_ = run->memory();
+  AKV_RETURN_IF_ERROR(run->Run(logits, timing, progress));
+  filler.Commit();
+  return {};
+}
+
+// --- Records
+
+Result<std::unique_ptr<PromptRecord>> CudaEngine::MakeRecord(const Observations& observations) const {
+  AKV_RETURN_IF_ERROR(CheckObservations(observations));
+  return std::unique_ptr<PromptRecord>(std::make_unique<DeviceRecord>(parts_, rope_, observations, host_copy_));
+}
+
+Status CudaEngine::Extend(PromptRecord* record, std::span<const int32_t> tokens, std::vector<float>* logits,
+                          const Progress& progress) {
+  AKV_RETURN_IF_ERROR(Own(record).status());
+  auto* own = static_cast<DeviceRecord*>(record);
+  AKV_RETURN_IF_ERROR(CheckTokens(tokens, own->tokens()));
+  return GuardAllocation("a text's observations", [&]() -> Status {
+    AKV_ASSIGN_OR_RETURN(const auto recorder, DeviceRecorder::Make(parts_, own, static_cast<int64_t>(tokens.size())));
+    AKV_ASSIGN_OR_RETURN(const auto run, PromptRun::Make(transformer_.get(), tokens, recorder.get()));
+    AKV_RETURN_IF_ERROR(run->Run(logits, nullptr, progress));
+    recorder->Commit();
+    return {};
+  });
+}
+
+Status CudaEngine::ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts) {
+  AKV_RETURN_IF_ERROR(Own(record).status());
+  auto* own = static_cast<DeviceRecord*>(record);
+  const int64_t tokens = own->tokens();
+  AKV_RETURN_IF_ERROR(CheckRepeatPrompts(prompts, tokens));
+  return GuardAllocation("the weights of repeated positions", [&]() -> Status {
+    const std::vector<float> none(static_cast<size_t>(info().kv_heads * tokens));
+    std::vector<std::vector<float>> weights(static_cast<size_t>(info().layers), none);
+    for (const RepeatPrompt& prompt : prompts) {
+      AKV_ASSIGN_OR_RETURN(const auto observer, DeviceRepeatObserver::Make(parts_, *own, prompt, &weights));
+      AKV_ASSIGN_OR_RETURN(const auto run, PromptRun::Make(transformer_.get(), prompt.tokens, observer.get()));
+      AKV_RETURN_IF_ERROR(run->Run(nullptr, nullptr, {}));
+    }
+    const int64_t sinks = std::min<int64_t>(kRepeatSinks, tokens);
+    for (std::vector<float>& layer : weights) {
+      for (int h = 0; h < info().kv_heads; ++h) std::fill_n(layer.begin() + h * tokens, sinks, 1.0f);
+    }
+    own->set_reconstruction(std::move(weights));
+    return {};
+  });
+}
+
+Result<StoredSegments> CudaEngine::Compress(const PromptRecord& record, const CodecOptions& options) const {
+  AKV_ASSIGN_OR_RETURN(const DeviceRecord* const own, Own(&record));
+  StoredSegments segments;
+  for (int layer = 0; layer < own->layers(); ++layer) {
+    AKV_ASSIGN_OR_RETURN(auto segment, CompressDeviceLayer(own->device_layer(layer), options, &compressor_, stream_));
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+Result<std::unique_ptr<KvCache>> CudaEngine::MakeCache(StoredSegments segments) const {
+  AKV_ASSIGN_OR_RETURN(auto cache, MakeDeviceCache(cache_config()));
+  if (segments.size() != static_cast<size_t>(info().layers)) {
+    return InvalidArgument(std::to_string(segments.size()) + " segments for a cache of " +
+                           std::to_string(info().layers) + " layers; one per layer is needed");
+  }
+  DeviceSegments own;
+  for (size_t l = 0; l < segments.size(); ++l) {
+    const auto& segment = segments[l];
+    if (segment == nullptr || segment->first_position() != 0 || segment->tokens() != segments.front()->tokens()) {
+      return InvalidArgument("the segment of layer " + std::to_string(l) +
+                             " is missing, does not start at position 0 or has another length than the first");
+    }
+    AKV_ASSIGN_OR_RETURN(auto on_device, ToDevice(segment, info().kv_heads, info().head_dim, stream_));
+    own.push_back(std::move(on_device));
+  }
+  cache->SetSegments(std::move(own));
+  return std::unique_ptr<KvCache>(std::move(cache));
+}
+
+Result<std::unique_ptr<KvCache>> CudaEngine::MakeDenseCache(const PromptRecord& record) const {
+  AKV_ASSIGN_OR_RETURN(const DeviceRecord* const own, Own(&record));
+  CacheConfig config = cache_config();
+  config.compress = false;
+  AKV_ASSIGN_OR_RETURN(auto cache, MakeDeviceCache(config));
+  AKV_RETURN_IF_ERROR(cache->Reserve(own->tokens(), stream_));
+  for (int layer = 0; layer < own->layers(); ++layer) {
+    PromptRows to;
+    to.attention_keys = cache->tail(layer, kKeys);
+    to.attention_values = cache->tail(layer, kValues);
+    AKV_RETURN_IF_ERROR(LoadPast(parts_, own->device_layer(layer), to));
+  }
+  AKV_RETURN_IF_ERROR(Synchronize(stream_));
+  cache->set_uncompressed_reason(WhyNotCompressed(config, 0, own->tokens()));
+  cache->Commit(own->tokens());
+  return std::unique_ptr<KvCache>(std::move(cache));
+}
+
+// --- Steps
+
+Status CudaEngine::Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits,
+                          bool all_logits) {
+  AKV_ASSIGN_OR_RETURN(DeviceKvCache* const own, Own(cache));
+  AKV_RETURN_IF_ERROR(CheckTokens(tokens, own->tokens()));
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t vocab = info().vocab;
+  const bool all = all_logits && logits != nullptr;
+  if (logits != nullptr) logits->resize(static_cast<size_t>((all ? count : 1) * vocab));
+  const int64_t chunk = all ? kLogitRows : kStepTokens;
+  for (int64_t first = 0; first < count; first += chunk) {
+    const int64_t n = std::min(chunk, count - first);
+    const bool last = first + n == count;
+    const int64_t rows = all ? n : last && logits != nullptr ? 1 : 0;
+    float* out = rows > 0 ? logits->data() + (all ? first * vocab : 0) : nullptr;
+    AKV_RETURN_IF_ERROR(Step(own, tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(n)), rows, out));
+  }
+  return {};
+}
+
+DeviceQueries CudaEngine::StepQueries(const Activations& activations, int64_t tokens) const {
+  DeviceQueries queries;
+  queries.data = activations.rotated;
+  queries.type = activations.type;
+  queries.tokens = static_cast<int>(tokens);
+  queries.kv_heads = info().kv_heads;
+  queries.gqa_ratio = info().q_heads / info().kv_heads;
+  queries.token_stride = parts_.query_width();
+  queries.head_stride = info().head_dim;
+  return queries;
+}
+
+int CudaEngine::Parts(int64_t tokens, int64_t rows) const {
+  return SplitCount(device_, StepQueries(few_, tokens), rows);
+}
+
+int CudaEngine::StepParts(const DeviceKvCache& cache, int64_t tokens) const {
+  int parts = Parts(tokens, cache.capacity());
+  for (const auto& segment : cache.segments(0)) parts += Parts(tokens, segment->tokens());
+  return parts;
+}
+
+Status CudaEngine::PrepareMany(int64_t tokens, int64_t rows, int parts) {
+  if (many_.tokens() < tokens || many_.tokens() == 0) {
+    const int64_t capacity = std::min(kStepTokens, std::max(2 * kLogitRows, (tokens + 127) / 128 * 128));
+    many_ = Activations();
+    many_hidden_ = DeviceBuffer();
+    AKV_ASSIGN_OR_RETURN(many_, Activations::Make(parts_, capacity));
+    AKV_ASSIGN_OR_RETURN(many_hidden_, DeviceBuffer::Make(static_cast<size_t>(capacity * info().hidden) * sizeof(float),
+                                                          "a step's hidden states"));
+  }
+  const int64_t floats = rows * parts;
+  if (states_floats_ < floats) {
+    states_ = PartialStatesBuffer();
+    AKV_ASSIGN_OR_RETURN(states_, PartialStatesBuffer::Make(floats, info().head_dim, 1));
+    states_floats_ = floats;
+  }
+  return {};
+}
+
+Status CudaEngine::Step(DeviceKvCache* cache, std::span<const int32_t> ids, int64_t rows, float* out) {
+  const auto tokens = static_cast<int64_t>(ids.size());
+  AKV_RETURN_IF_ERROR(cache->Reserve(cache->tail_rows() + tokens, stream_));
+  auto* staged = staged_input_.as<int32_t>();
+  const StepInput input = {static_cast<int32_t>(cache->tokens()), static_cast<int32_t>(cache->tail_rows()),
+                           static_cast<int32_t>(cache->tail_rows() + tokens)};
+  std::memcpy(staged, &input, sizeof input);
+  staged[3] = 0;
+  std::memcpy(staged + kInputIds, ids.data(), ids.size_bytes());
+  AKV_RETURN_IF_ERROR(Upload(step_input_.data(), staged, kInputIds * sizeof(int32_t) + ids.size_bytes(), stream_));
+
+  float* logits = few_logits_.as<float>();
+  const int64_t state_rows = tokens * info().q_heads;
+  if (tokens == 1) {
+    if (cache->graph.empty()) {
+      const int parts = StepParts(*cache, 1);
+      AKV_ASSIGN_OR_RETURN(cache->states, PartialStatesBuffer::Make(state_rows, info().head_dim, parts));
+      AKV_ASSIGN_OR_RETURN(cache->graph, DecodeGraph::Capture(stream_, [&] {
+                             return EnqueueStep(*cache, 1, 1, few_, cache->states.states(state_rows),
+                                                few_hidden_.as<float>(), logits);
+                           }));
+    }
+    AKV_RETURN_IF_ERROR(cache->graph.Launch(stream_));
+  } else {
+    const int parts = StepParts(*cache, tokens);
+    AKV_RETURN_IF_ERROR(PrepareMany(tokens, state_rows, parts));
+    if (rows > 1) {
+      const size_t bytes = static_cast<size_t>(kLogitRows * info().vocab) * sizeof(float);
+      if (many_logits_.size_bytes() == 0) {
+        AKV_ASSIGN_OR_RETURN(many_logits_, DeviceBuffer::Make(bytes, "logits"));
+      }
+      logits = many_logits_.as<float>();
+    }
+    // All parts in one stretch of memory.
+    PartialStates states = states_.states(states_floats_);
+    states.m = states.o + state_rows * parts * info().head_dim;
+    states.l = states.m + state_rows * parts;
+    states.rows = state_rows;
+    states.parts = parts;
+    const bool few = tokens <= kBlockRows;
+    AKV_RETURN_IF_ERROR(EnqueueStep(*cache, tokens, rows, few ? few_ : many_, states,
+                                    (few ? few_hidden_ : many_hidden_).as<float>(), logits));
+  }
+
+  if (rows > 0) {
+    const size_t bytes = static_cast<size_t>(rows * info().vocab) * sizeof(float);
+    if (staged_logits_.size_bytes() < bytes) {
+      staged_logits_ = PinnedBuffer();
+      AKV_ASSIGN_OR_RETURN(staged_logits_, PinnedBuffer::Make(bytes, "logits"));
+    }
+    AKV_RETURN_IF_ERROR(Download(staged_logits_.as<float>(), logits, bytes, stream_));
+    AKV_RETURN_IF_ERROR(Download(staged + 3, step_input_.as<int32_t>() + 3, sizeof(int32_t), stream_));
+  }
+  AKV_RETURN_IF_ERROR(Synchronize(stream_));
+  if (rows > 0) {
+    if (staged[3] != 0) {
+      return Internal("the model produced a logit that is not a finite number at position " +
+                      std::to_string(cache->tokens()));
+    }
+    std::memcpy(out, staged_logits_.as<float>(), static_cast<size_t>(rows * info().vocab) * sizeof(float));
+  }
+  cache->Commit(tokens);
+  return {};
+}
+
+Status CudaEngine::EnqueueStep(const DeviceKvCache& cache, int64_t tokens, int64_t rows, const Activations& activations,
+                               const PartialStates& states, float* hidden, float* logits) {
+  AKV_RETURN_IF_ERROR(transformer_->Embed(step_input_.as<int32_t>() + kInputIds, tokens, hidden));
+  for (int layer = 0; layer < info().layers; ++layer) {
+    if (activations.tokens() > kBlockRows) AKV_RETURN_IF_ERROR(transformer_->Expand(layer));
+    AKV_RETURN_IF_ERROR(transformer_->RunLayer(layer, hidden, tokens, activations, [&]() -> Status {
+      return AttendStep(cache, layer, tokens, activations, states);
+    }));
+  }
+  if (rows == 0) return {};
+  AKV_RETURN_IF_ERROR(transformer_->Logits(hidden + (tokens - rows) * info().hidden, rows, few_, logits));
+  return FlagNonFinite(logits, rows * info().vocab, step_input_.as<int32_t>() + 3, stream_);
+}
+
+Status CudaEngine::AttendStep(const DeviceKvCache& cache, int layer, int64_t tokens, const Activations& activations,
+                              const PartialStates& states) const {
+  const DeviceLayerWeights& weights = weights_->layer(layer);
+  const auto* input = step_input_.as<int32_t>();
+  HeadRowsArgs args;
+  args.tokens = tokens;
+  args.head_dim = info().head_dim;
+  args.position = input;
+  const auto store = [&](const float* x, const float* bias, int heads, bool rotate, const DeviceHeads& out) {
+    args.x = x;
+    args.bias = bias;
+    args.heads = heads;
+    args.rope = rotate ? &parts_.rope : nullptr;
+    args.out = const_cast<void*>(out.data);
+    args.type = out.type;
+    args.head_stride = out.head_stride;
+    args.token_stride = out.token_stride;
+    return StoreHeadRows(args, stream_);
+  };
+  const DeviceHeads rotated = {activations.rotated, activations.type, info().q_heads,      tokens,
+                               info().head_dim,     info().head_dim,  parts_.query_width()};
+  AKV_RETURN_IF_ERROR(store(activations.q, weights.q_bias, info().q_heads, true, rotated));
+  args.out_row = input + 1;
+  DeviceDense tail;
+  tail.keys = cache.tail(layer, kKeys);
+  tail.values = cache.tail(layer, kValues);
+  tail.last = cache.capacity();
+  tail.length = input + 2;
+  AKV_RETURN_IF_ERROR(store(activations.k, weights.k_bias, info().kv_heads, true, tail.keys));
+  AKV_RETURN_IF_ERROR(store(activations.v, weights.v_bias, info().kv_heads, false, tail.values));
+
+  const DeviceQueries queries = StepQueries(activations, tokens);
+  int first = 0;
+  for (const auto& segment : cache.segments(layer)) {
+    const int count = Parts(tokens, segment->tokens());
+    AKV_RETURN_IF_ERROR(segment->Attend(parts_.rope, queries, Slice(states, info().head_dim, first, count), stream_));
+    first += count;
+  }
+  AKV_RETURN_IF_ERROR(AttendDense(tail, queries, Slice(states, info().head_dim, first, states.parts - first), stream_));
+  DeviceOutput out;
+  out.data = activations.attended;
+  out.type = activations.type;
+  out.token_stride = parts_.query_width();
+  out.head_stride = info().head_dim;
+  return MergeStates(states, {}, info().head_dim, info().q_heads, out, stream_);
+}
+
+}  // namespace anchorkv::cuda

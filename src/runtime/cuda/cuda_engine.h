@@ -1,0 +1,88 @@
+// The engine on one NVIDIA GPU: weights, caches and records are in device memory.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/device_cache.h"
+#include "runtime/cuda/device_record.h"
+#include "runtime/cuda/transformer.h"
+#include "runtime/engine.h"
+#include "runtime/gguf_file.h"
+#include "runtime/model_spec.h"
+
+namespace anchorkv::cuda {
+
+class CudaEngine final : public Engine {
+ public:
+  // kNotFound without a usable GPU or without cuBLAS.
+  static Result<std::unique_ptr<Engine>> Make(const GgufFile& file, ModelSpec spec,
+                                              std::shared_ptr<const RopeTable> rope, const EngineOptions& options);
+  ~CudaEngine() override;
+
+  const ModelInfo& info() const noexcept override { return spec_.info; }
+  std::string device_name() const override { return device_.name; }
+  Result<std::unique_ptr<KvCache>> MakeCache(const CacheConfig& config) const override;
+  Status Prefill(std::span<const int32_t> tokens, std::span<KvCache* const> caches, std::vector<float>* logits,
+                 PrefillTiming* timing, const Progress& progress) override;
+  Result<std::unique_ptr<PromptRecord>> MakeRecord(const Observations& observations) const override;
+  Status Extend(PromptRecord* record, std::span<const int32_t> tokens, std::vector<float>* logits,
+                const Progress& progress) override;
+  Status ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts) override;
+  Result<StoredSegments> Compress(const PromptRecord& record, const CodecOptions& options) const override;
+  Result<std::unique_ptr<KvCache>> MakeCache(StoredSegments segments) const override;
+  Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const override;
+  MemoryUse prefill_memory() const noexcept override { return prefill_memory_; }
+  Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) override;
+
+ private:
+  // Where a step finds its place, in device memory and staged in host memory.
+  struct StepInput {
+    int32_t position;  // of the first token
+    int32_t row;       // of the exact tail, for the first token
+    int32_t length;    // rows of the tail after the step
+  };
+
+  CudaEngine() = default;
+  Result<DeviceKvCache*> Own(KvCache* cache) const;
+  Result<const DeviceRecord*> Own(const PromptRecord* record) const;
+  Result<std::unique_ptr<DeviceKvCache>> MakeDeviceCache(const CacheConfig& config) const;
+
+  // One step of as many tokens as `ids`; `rows` last ones get logits, which are written to out [rows, vocab].
+  Status Step(DeviceKvCache* cache, std::span<const int32_t> ids, int64_t rows, float* out);
+  Status EnqueueStep(const DeviceKvCache& cache, int64_t tokens, int64_t rows, const Activations& activations,
+                     const PartialStates& states, float* hidden, float* logits);
+  Status AttendStep(const DeviceKvCache& cache, int layer, int64_t tokens, const Activations& activations,
+                    const PartialStates& states) const;
+  DeviceQueries StepQueries(const Activations& activations, int64_t tokens) const;
+  // Partial states of a source of `rows` rows.
+  int Parts(int64_t tokens, int64_t rows) const;
+  int StepParts(const DeviceKvCache& cache, int64_t tokens) const;
+  // Buffers for steps of `tokens` tokens.
+  Status PrepareMany(int64_t tokens, int64_t states_rows, int parts);
+
+  ModelSpec spec_;
+  DeviceInfo device_;
+  Stream stream_ = nullptr;
+  std::unique_ptr<DeviceWeights> weights_;
+  std::unique_ptr<Blas> blas_;
+  DeviceRopeTable rope_table_;
+  DeviceParts parts_;  // points at the fields above
+  std::unique_ptr<Transformer> transformer_;
+
+  // Of steps: the same memory in every step of up to kBlockRows tokens, so that captured steps stay valid.
+  Activations few_, many_;
+  DeviceBuffer few_hidden_, many_hidden_, few_logits_, many_logits_;
+  PartialStatesBuffer states_;
+  int64_t states_floats_ = 0;
+  DeviceBuffer step_input_;  // StepInput, the flag of logits that are not finite, ids
+  PinnedBuffer staged_input_, staged_logits_;
+
+  MemoryUse prefill_memory_;
+  std::shared_ptr<HostCopy> host_copy_ = std::make_shared<HostCopy>();
+  mutable LayerCompressor compressor_;
+};
+
+}  // namespace anchorkv::cuda

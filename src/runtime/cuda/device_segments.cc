@@ -1,0 +1,174 @@
+#include "runtime/cuda/device_segments.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/half.h"
+#include "baseline/gathered_segment.h"
+#include "codec/anchor_segment.h"
+#include "codec/codec.h"
+#include "format/residual_code.h"
+
+namespace anchorkv::cuda {
+namespace {
+
+class AnchorOnDevice final : public DeviceKvSegment {
+ public:
+  AnchorOnDevice(const AnchorLayout& layout, DeviceBuffer bytes, int64_t first_position, double key_share,
+                 double value_share)
+      : DeviceKvSegment(layout.tokens, first_position, bytes.size_bytes()), layout_(layout), bytes_(std::move(bytes)) {
+    residual_share_[kKeys] = key_share;
+    residual_share_[kValues] = value_share;
+  }
+
+  Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
+                Stream stream) const override {
+    return AttendAnchor({layout_, bytes_.data(), first_position()}, rope, queries, 0, layout_.tokens, out, stream);
+  }
+
+ private:
+  AnchorLayout layout_;
+  DeviceBuffer bytes_;
+};
+
+// Exact 16-bit rows, as many per head as there are; all heads' keys, then all heads' values.
+class RowsOnDevice final : public DeviceKvSegment {
+ public:
+  // head_rows [kv_heads + 1]; keys and values [head_rows.back(), head_dim] halves.
+  static Result<std::shared_ptr<const DeviceKvSegment>> Make(const StoredSegment& source, size_t resident_bytes,
+                                                             int head_dim, const std::vector<int64_t>& head_rows,
+                                                             const std::vector<uint16_t>& keys,
+                                                             const std::vector<uint16_t>& values, Stream stream) {
+    std::shared_ptr<RowsOnDevice> out(new RowsOnDevice(source, resident_bytes));
+    out->kv_heads_ = static_cast<int>(head_rows.size()) - 1;
+    out->head_dim_ = head_dim;
+    out->rows_ = head_rows.back();
+    const size_t row_bytes = keys.size() * sizeof(uint16_t);
+    AKV_ASSIGN_OR_RETURN(out->head_rows_, DeviceBuffer::Make(head_rows.size() * sizeof(int64_t), "rows of heads"));
+    AKV_ASSIGN_OR_RETURN(out->data_, DeviceBuffer::Make(std::max<size_t>(2 * row_bytes, 1), "kept rows"));
+    AKV_RETURN_IF_ERROR(Upload(out->head_rows_.data(), head_rows.data(), head_rows.size() * sizeof(int64_t), stream));
+    AKV_RETURN_IF_ERROR(Upload(out->data_.data(), keys.data(), row_bytes, stream));
+    AKV_RETURN_IF_ERROR(Upload(out->data_.data() + row_bytes, values.data(), row_bytes, stream));
+    AKV_RETURN_IF_ERROR(Synchronize(stream));  // the vectors may go
+    return std::shared_ptr<const DeviceKvSegment>(std::move(out));
+  }
+
+  Status Attend(const DeviceRope&, const DeviceQueries& queries, const PartialStates& out,
+                Stream stream) const override {
+    DeviceDense dense;
+    dense.keys = {data_.data(), Element::kF16, kv_heads_, rows_, head_dim_, 0, head_dim_};
+    dense.values = dense.keys;
+    dense.values.data = data_.as<uint16_t>() + rows_ * head_dim_;
+    dense.last = rows_;
+    dense.head_rows = head_rows_.as<int64_t>();
+    return AttendDense(dense, queries, out, stream);
+  }
+
+ private:
+  RowsOnDevice(const StoredSegment& source, size_t resident_bytes)
+      : DeviceKvSegment(source.tokens(), source.first_position(), resident_bytes) {}
+
+  int kv_heads_ = 0;
+  int head_dim_ = 0;
+  int64_t rows_ = 0;
+  DeviceBuffer head_rows_, data_;
+};
+
+Result<std::shared_ptr<const DeviceKvSegment>> Copy(const AnchorSegment& source, Stream stream) {
+  const size_t bytes = source.bytes().size_bytes();
+  AKV_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Make(bytes, "a segment"));
+  AKV_RETURN_IF_ERROR(Upload(buffer.data(), source.bytes().data(), bytes, stream));
+  AKV_RETURN_IF_ERROR(Synchronize(stream));
+  return std::shared_ptr<const DeviceKvSegment>(
+      std::make_shared<AnchorOnDevice>(source.layout(), std::move(buffer), source.first_position(),
+                                       source.residual_share(kKeys), source.residual_share(kValues)));
+}
+
+Result<std::shared_ptr<const DeviceKvSegment>> Copy(const GatheredSegment& source, int kv_heads, int head_dim,
+                                                    Stream stream) {
+  std::vector<int64_t> head_rows = {0};
+  std::vector<uint16_t> keys, values;
+  for (int h = 0; h < kv_heads; ++h) {
+    const DenseRows rows = source.rows(h);
+    const int64_t elements = source.kept(h) * head_dim;
+    head_rows.push_back(head_rows.back() + source.kept(h));
+    const auto append = [elements](const void* from, std::vector<uint16_t>* to) {
+      const auto* begin = static_cast<const uint16_t*>(from);
+      to->insert(to->end(), begin, begin + elements);
+    };
+    append(rows.keys, &keys);
+    append(rows.values, &values);
+  }
+  return RowsOnDevice::Make(source, source.resident_bytes(), head_dim, head_rows, keys, values, stream);
+}
+
+Result<std::shared_ptr<const DeviceKvSegment>> Decode(const Segment& source, int kv_heads, int head_dim,
+                                                      Stream stream) {
+  const int64_t tokens = source.tokens();
+  const auto elements = static_cast<size_t>(kv_heads * tokens * head_dim);
+  std::vector<float> floats[2] = {std::vector<float>(elements), std::vector<float>(elements)};
+  AKV_RETURN_IF_ERROR(source.Dequantize(HeadMajor(floats[kKeys].data(), kv_heads, tokens, head_dim),
+                                        HeadMajor(floats[kValues].data(), kv_heads, tokens, head_dim)));
+  std::vector<uint16_t> halves[2] = {std::vector<uint16_t>(elements), std::vector<uint16_t>(elements)};
+  for (const Side side : {kKeys, kValues}) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < elements; ++i) halves[side][i] = FloatToFiniteHalf(floats[side][i]);
+  }
+  std::vector<int64_t> head_rows;
+  for (int h = 0; h <= kv_heads; ++h) head_rows.push_back(h * tokens);
+  return RowsOnDevice::Make(source, source.resident_bytes(), head_dim, head_rows, halves[kKeys], halves[kValues],
+                            stream);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input,
+                                                                   const CodecOptions& options,
+                                                                   LayerCompressor* compressor, Stream stream) {
+  AKV_RETURN_IF_ERROR(Validate(options));
+  const LayerShape shape{static_cast<int>(input.keys.heads), input.keys.head_dim, input.keys.tokens};
+  AKV_ASSIGN_OR_RETURN(const Budget budget, PlanBudget(shape, options));
+  CompressorShape needed;
+  needed.kv_heads = shape.kv_heads;
+  needed.gqa_ratio = input.gqa_ratio();
+  needed.head_dim = shape.head_dim;
+  needed.tokens = shape.tokens;
+  needed.window = std::max(static_cast<int>(input.queries.tokens), options.window);
+  needed.anchors = budget.anchors;
+  if (!compressor->Holds(needed)) {
+    AKV_RETURN_IF_ERROR(Synchronize(stream));
+    *compressor = LayerCompressor();
+    AKV_ASSIGN_OR_RETURN(*compressor, LayerCompressor::Make(needed));
+  }
+  SlotBudget slots;
+  slots.anchors = budget.anchors;
+  for (const Side side : {kKeys, kValues}) {
+    std::copy(std::begin(budget.bits[side]), std::end(budget.bits[side]), slots.bits[side]);
+    std::copy(std::begin(budget.slots[side]), std::end(budget.slots[side]), slots.slots[side]);
+  }
+  AKV_ASSIGN_OR_RETURN(const AnchorLayout layout, compressor->Plan(input, options, slots, stream));
+  AKV_ASSIGN_OR_RETURN(DeviceBuffer bytes, DeviceBuffer::Make(layout.total_bytes, "a segment"));
+  AKV_RETURN_IF_ERROR(compressor->Pack(input, layout, options.scale, bytes.data(), stream));
+  const double vectors = std::max<double>(1, static_cast<double>(shape.kv_heads * (shape.tokens - budget.anchors)));
+  const auto share = [&](Side side) { return static_cast<double>(compressor->selected(side)) / vectors; };
+  return std::shared_ptr<const DeviceKvSegment>(
+      std::make_shared<AnchorOnDevice>(layout, std::move(bytes), input.first_position, share(kKeys), share(kValues)));
+}
+
+Result<std::shared_ptr<const DeviceKvSegment>> ToDevice(std::shared_ptr<const StoredSegment> segment, int kv_heads,
+                                                        int head_dim, Stream stream) {
+  if (auto own = std::dynamic_pointer_cast<const DeviceKvSegment>(segment)) return own;
+  if (const auto* anchor = dynamic_cast<const AnchorSegment*>(segment.get())) return Copy(*anchor, stream);
+  if (const auto* rows = dynamic_cast<const GatheredSegment*>(segment.get())) {
+    return Copy(*rows, kv_heads, head_dim, stream);
+  }
+  if (const auto* other = dynamic_cast<const Segment*>(segment.get())) {
+    return Decode(*other, kv_heads, head_dim, stream);
+  }
+  return InvalidArgument("a segment is missing");
+}
+
+}  // namespace anchorkv::cuda

@@ -1,0 +1,51 @@
+// Segments whose bytes are in device memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "backend/cuda/attention.h"
+#include "backend/cuda/compress.h"
+#include "backend/cuda/device.h"
+#include "segment/segment.h"
+
+namespace anchorkv::cuda {
+
+class DeviceKvSegment : public StoredSegment {
+ public:
+  int64_t tokens() const noexcept override { return tokens_; }
+  int64_t first_position() const noexcept override { return first_position_; }
+  size_t resident_bytes() const noexcept override { return resident_bytes_; }
+  double residual_share(Side side) const noexcept override { return residual_share_[side]; }
+
+  // Partial states of all query rows over the whole segment, in out.parts parts; only enqueues.
+  virtual Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
+                        Stream stream) const = 0;
+
+ protected:
+  DeviceKvSegment(int64_t tokens, int64_t first_position, size_t resident_bytes)
+      : tokens_(tokens), first_position_(first_position), resident_bytes_(resident_bytes) {}
+
+  double residual_share_[2] = {0, 0};
+
+ private:
+  int64_t tokens_;
+  int64_t first_position_;
+  size_t resident_bytes_;
+};
+
+using DeviceSegments = std::vector<std::shared_ptr<const DeviceKvSegment>>;
+
+// Compresses a layer that is in device memory. Errors as of CompressLayer; waits for the stream. `compressor` is made
+// anew when it is too small.
+Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input,
+                                                                   const CodecOptions& options,
+                                                                   LayerCompressor* compressor, Stream stream);
+
+// A copy of a segment in host memory. Packed bytes and gathered rows are copied as they are; those of quantisers are
+// decoded on the host once, into 16-bit rows, and keep the byte bill of their codes. A segment that is in device memory
+// already is returned. kUnsupported for other kinds.
+Result<std::shared_ptr<const DeviceKvSegment>> ToDevice(std::shared_ptr<const StoredSegment> segment, int kv_heads,
+                                                        int head_dim, Stream stream);
+
+}  // namespace anchorkv::cuda

@@ -1,0 +1,329 @@
+// The engine on a GPU against the engine on the CPU, on tiny random models; without a GPU these tests say so and skip.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "backend/cuda/device.h"
+#include "baseline/method.h"
+#include "runtime/engine_runs.h"
+#include "runtime/oracle.h"
+#include "runtime/prompt_record.h"
+#include "runtime/tiny_model.h"
+
+namespace anchorkv::test {
+namespace {
+
+constexpr int kTokens = 300;
+constexpr size_t kPrompt = 230;
+
+struct Variant {
+  const char* name;
+  TinySpec spec;
+  double tolerance;  // of logits, against their largest
+};
+
+TinySpec Llama(ggml_type type) {
+  TinySpec spec;
+  spec.type = type;
+  spec.q_heads = 6;
+  spec.head_dim = 64;
+  spec.freq_factors.assign(32, 1.5f);
+  return spec;
+}
+
+TinySpec Qwen(ggml_type type) {
+  TinySpec spec;
+  spec.architecture = "qwen2";
+  spec.type = type;
+  spec.qkv_bias = true;
+  spec.own_output = true;
+  spec.q_heads = 7;
+  spec.kv_heads = 1;
+  spec.head_dim = 128;
+  return spec;
+}
+
+TinySpec Biased() {
+  TinySpec spec;
+  spec.qkv_bias = spec.other_bias = true;
+  spec.head_dim = 24;
+  return spec;
+}
+
+std::vector<Variant> Variants() {
+  return {{"llama_f32", Llama(GGML_TYPE_F32), 2e-5},  {"qwen2_f32", Qwen(GGML_TYPE_F32), 2e-5},
+          {"biased_f32_24", Biased(), 2e-5},          {"llama_f16", Llama(GGML_TYPE_F16), 1e-2},
+          {"qwen2_q8_0", Qwen(GGML_TYPE_Q8_0), 2e-2}, {"llama_q4_1", Llama(GGML_TYPE_Q4_1), 3e-2}};
+}
+
+class CudaEngine : public ::testing::TestWithParam<Variant> {
+ protected:
+  void SetUp() override {
+    SilenceLlama();
+    if (!cuda::CurrentDevice().ok()) GTEST_SKIP() << "no NVIDIA GPU here: the engine was compiled and not run";
+    const TinySpec& spec = GetParam().spec;
+    path_ = WriteTinyModel(directory_, "tiny", spec);
+    tokens_ = RandomTokens(kTokens, spec.vocab, 11);
+    EngineOptions options;
+    options.backend = &ReferenceBackend();
+    host_ = LoadEngine(path_, options);
+    options.device = Device::kCuda;
+    device_ = LoadEngine(path_, options);
+    ASSERT_NE(device_, nullptr);
+  }
+
+  bool f32() const { return GetParam().spec.type == GGML_TYPE_F32; }
+
+  // The largest difference, in units of the largest reference value.
+  static double Difference(const std::vector<float>& reference, const std::vector<float>& other) {
+    if (reference.size() != other.size() || reference.empty()) return std::numeric_limits<double>::infinity();
+    double largest = 0, difference = 0;
+    for (size_t i = 0; i < reference.size(); ++i) {
+      largest = std::max(largest, std::abs(static_cast<double>(reference[i])));
+      difference = std::max(difference, std::abs(static_cast<double>(reference[i]) - other[i]));
+      if (!std::isfinite(other[i])) return std::numeric_limits<double>::infinity();
+    }
+    return difference / largest;
+  }
+
+  std::unique_ptr<PromptRecord> Record(Engine* engine, const Observations& observations,
+                                       std::initializer_list<size_t> ends) const {
+    auto record = engine->MakeRecord(observations);
+    EXPECT_TRUE(record.ok()) << record.status().message();
+    size_t begin = 0;
+    for (const size_t end : ends) {
+      const Status status = engine->Extend(record->get(), std::span(tokens_).subspan(begin, end - begin), nullptr);
+      EXPECT_TRUE(status.ok()) << status.message();
+      begin = end;
+    }
+    EXPECT_TRUE((*record)->MakeReadable().ok());
+    return std::move(record).value();
+  }
+
+  static std::vector<float> Floats(HeadsView<const float> view) {
+    std::vector<float> out;
+    for (int64_t h = 0; h < view.heads; ++h) {
+      for (int64_t t = 0; t < view.tokens; ++t) out.insert(out.end(), view.row(h, t), view.row(h, t) + view.head_dim);
+    }
+    return out;
+  }
+
+  CodecOptions Codec(double theta) const {
+    CodecOptions codec = CodecOptions::ForProfile(Profile::kBlend);
+    codec.theta = theta;
+    return codec;
+  }
+
+  // Logits of the tokens behind the prompt, one step each, from a cache of segments.
+  std::vector<float> Decoded(Engine* engine, StoredSegments segments) const {
+    auto cache = engine->MakeCache(std::move(segments));
+    EXPECT_TRUE(cache.ok()) << cache.status().message();
+    std::vector<float> all, logits;
+    for (size_t i = kPrompt; i < kPrompt + 12; ++i) {
+      const Status status = engine->Append(cache->get(), {&tokens_[i], 1}, &logits);
+      EXPECT_TRUE(status.ok()) << status.message();
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+  ScratchDirectory directory_;
+  std::string path_;
+  std::vector<int32_t> tokens_;
+  std::unique_ptr<Engine> host_, device_;
+};
+
+TEST_P(CudaEngine, SaysWhereItRuns) {
+  EXPECT_EQ(host_->device_name(), "CPU");
+  EXPECT_NE(device_->device_name(), "CPU");
+}
+
+TEST_P(CudaEngine, PrefillAndStepsGiveTheLogitsOfTheCpu) {
+  const auto expected = PrefilledLogits(host_.get(), tokens_, kPrompt, ExactConfig(*host_));
+  const auto actual = PrefilledLogits(device_.get(), tokens_, kPrompt, ExactConfig(*device_));
+  EXPECT_LT(Difference(expected, actual), GetParam().tolerance);
+  // Every token appended to an empty cache: the few-row products and tails that grow.
+  const std::vector<int32_t> few(tokens_.begin(), tokens_.begin() + 40);
+  EXPECT_LT(Difference(AppendedLogits(host_.get(), few), AppendedLogits(device_.get(), few)), GetParam().tolerance);
+}
+
+TEST_P(CudaEngine, OneTokenAtATimeIsTheSameAsMany) {
+  const auto one = NewCache(*device_, ExactConfig(*device_)), many = NewCache(*device_, ExactConfig(*device_));
+  std::vector<float> by_one, logits, at_once;
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_TRUE(device_->Append(one.get(), {&tokens_[static_cast<size_t>(i)], 1}, &logits).ok());
+    by_one.insert(by_one.end(), logits.begin(), logits.end());
+  }
+  ASSERT_TRUE(device_->Append(many.get(), std::span(tokens_).first(30), &at_once, true).ok());
+  EXPECT_LT(Difference(at_once, by_one), 1e-5);
+  // Cut back and continued: the captured step goes on with the rows that are left.
+  ASSERT_TRUE(one->Truncate(20).ok());
+  ASSERT_TRUE(device_->Append(one.get(), std::span(tokens_).subspan(20, 1), &logits).ok());
+  const int vocab = device_->info().vocab;
+  const std::vector<float> row(at_once.begin() + 20 * vocab, at_once.begin() + 21 * vocab);
+  EXPECT_LT(Difference(row, logits), 1e-5);
+}
+
+TEST_P(CudaEngine, RecordsHoldWhatTheCpuSees) {
+  const Observations wanted{.window = 16, .query_moments = true, .attention_mass = !f32()};
+  const auto expected = Record(host_.get(), wanted, {kPrompt, kPrompt + 20});
+  const auto actual = Record(device_.get(), wanted, {kPrompt, kPrompt + 20});
+  ASSERT_EQ(actual->tokens(), expected->tokens());
+  const double tolerance = GetParam().tolerance;
+  for (int l = 0; l < expected->layers(); ++l) {
+    const LayerInput a = expected->layer(l), b = actual->layer(l);
+    EXPECT_LT(Difference(Floats(a.keys), Floats(b.keys)), tolerance) << "layer " << l;
+    EXPECT_LT(Difference(Floats(a.values), Floats(b.values)), tolerance) << "layer " << l;
+    EXPECT_LT(Difference(Floats(a.queries), Floats(b.queries)), tolerance) << "layer " << l;
+    EXPECT_LT(Difference(Floats(expected->last_text_queries(l)), Floats(actual->last_text_queries(l))), tolerance);
+    const auto copy = [](const float* data, int64_t n) { return std::vector<float>(data, data + n); };
+    const int64_t heads = a.queries.heads, dim = a.keys.head_dim;
+    ASSERT_NE(b.query_mean, nullptr);
+    EXPECT_LT(Difference(copy(a.query_mean, heads * dim), copy(b.query_mean, heads * dim)), tolerance);
+    EXPECT_LT(Difference(copy(a.query_covariance, heads * dim * dim), copy(b.query_covariance, heads * dim * dim)),
+              2 * tolerance);
+    if (!wanted.attention_mass) continue;
+    const int64_t columns = a.keys.heads * a.keys.tokens;
+    ASSERT_NE(b.attention_mass, nullptr);
+    EXPECT_LT(Difference(copy(a.attention_mass, columns), copy(b.attention_mass, columns)), 2 * tolerance);
+  }
+  // A text that is taken off leaves no trace.
+  ASSERT_TRUE(actual->Pop().ok());
+  ASSERT_TRUE(actual->MakeReadable().ok());
+  const auto first = Record(host_.get(), wanted, {kPrompt});
+  EXPECT_LT(Difference(Floats(first->layer(1).keys), Floats(actual->layer(1).keys)), tolerance);
+  EXPECT_LT(Difference(Floats(first->layer(1).queries), Floats(actual->layer(1).queries)), tolerance);
+}
+
+TEST_P(CudaEngine, RepeatedPromptsAreObserved) {
+  if (f32()) {
+    const auto record = Record(device_.get(), {.window = 8}, {kPrompt});
+    EXPECT_EQ(device_->ObserveReconstruction(record.get(), {{{{1, 2, 3}, 0, 100}}}).code(), StatusCode::kUnsupported);
+    return;
+  }
+  std::vector<Engine::RepeatPrompt> prompts(2);
+  prompts[0] = {std::vector<int32_t>(tokens_.begin(), tokens_.begin() + 60), 0, 50};
+  prompts[1] = {std::vector<int32_t>(tokens_.begin() + 40, tokens_.begin() + 110), 50, 110};
+  const auto expected = Record(host_.get(), {.window = 8}, {kPrompt});
+  const auto actual = Record(device_.get(), {.window = 8}, {kPrompt});
+  ASSERT_TRUE(host_->ObserveReconstruction(expected.get(), prompts).ok());
+  const Status status = device_->ObserveReconstruction(actual.get(), prompts);
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (int l = 0; l < expected->layers(); ++l) {
+    const LayerInput a = expected->layer(l), b = actual->layer(l);
+    const int64_t columns = a.keys.heads * a.keys.tokens;
+    EXPECT_LT(
+        Difference({a.reconstruction, a.reconstruction + columns}, {b.reconstruction, b.reconstruction + columns}),
+        2 * GetParam().tolerance);
+  }
+}
+
+TEST_P(CudaEngine, CompressesAsTheCpuDoes) {
+  const Observations wanted{.window = 32};
+  const auto on_host = Record(host_.get(), wanted, {kPrompt});
+  const auto on_device = Record(device_.get(), wanted, {kPrompt});
+  const CodecOptions codec = Codec(0.5);
+  auto expected = host_->Compress(*on_host, codec);
+  auto actual = device_->Compress(*on_device, codec);
+  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  ASSERT_TRUE(actual.ok()) << actual.status().message();
+  for (size_t l = 0; l < expected->size(); ++l) {
+    EXPECT_EQ((*expected)[l]->resident_bytes(), (*actual)[l]->resident_bytes());
+    for (const Side side : {kKeys, kValues}) {
+      EXPECT_DOUBLE_EQ((*expected)[l]->residual_share(side), (*actual)[l]->residual_share(side));
+    }
+  }
+  const auto copied = Decoded(device_.get(), *expected);  // the host's bytes, read by the GPU
+  const auto reference = Decoded(host_.get(), std::move(*expected));
+  EXPECT_LT(Difference(reference, copied), GetParam().tolerance);
+  // Decisions may differ where utilities are nearly equal, which moves the output by little.
+  EXPECT_LT(Difference(reference, Decoded(device_.get(), std::move(*actual))), 0.05 + GetParam().tolerance);
+}
+
+TEST_P(CudaEngine, PrefilledCachesHoldTheSegmentsOfRecords) {
+  CacheConfig config = device_->cache_config();
+  config.codec = Codec(0.5);
+  config.min_tokens = 64;
+  const auto cache = NewCache(*device_, config), exact = NewCache(*device_, ExactConfig(*device_));
+  KvCache* caches[] = {cache.get(), exact.get()};
+  std::vector<float> logits, expected;
+  const auto prompt = std::span<const int32_t>(tokens_).first(kPrompt);
+  ASSERT_TRUE(device_->Prefill(prompt, caches, &logits).ok());
+  EXPECT_EQ(cache->compressed_tokens(), static_cast<int64_t>(kPrompt));
+  EXPECT_EQ(exact->compressed_tokens(), 0);
+  EXPECT_EQ(exact->bill().skipped_reason, "compression is off");
+  EXPECT_GE(cache->bill().ratio(), 2.0);
+
+  const auto record = Record(device_.get(), {.window = 32}, {kPrompt});
+  auto segments = device_->Compress(*record, config.codec);
+  ASSERT_TRUE(segments.ok());
+  auto made = device_->MakeCache(std::move(*segments));
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ((*made)->bill().resident_bytes(), cache->bill().resident_bytes());
+  const auto rest = std::span<const int32_t>(tokens_).subspan(kPrompt);
+  ASSERT_TRUE(device_->Append(cache.get(), rest, &logits, true).ok());
+  ASSERT_TRUE(device_->Append(made->get(), rest, &expected, true).ok());
+  EXPECT_LT(Difference(expected, logits), 1e-6);
+  EXPECT_EQ(cache->Truncate(10).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(cache->Truncate(static_cast<int64_t>(kPrompt)).ok());
+
+  auto dense = device_->MakeDenseCache(*record);
+  ASSERT_TRUE(dense.ok());
+  ASSERT_TRUE(device_->Append(exact.get(), rest, &logits, true).ok());
+  ASSERT_TRUE(device_->Append(dense->get(), rest, &expected, true).ok());
+  EXPECT_LT(Difference(expected, logits), 2e-3);  // 16-bit rows against the exact ones
+}
+
+TEST_P(CudaEngine, BaselinesAnswerAsOnTheCpu) {
+  const Observations wanted{.window = 64};
+  const auto record = Record(device_.get(), wanted, {kPrompt});
+  std::vector<LayerInput> layers;
+  for (int l = 0; l < record->layers(); ++l) layers.push_back(record->layer(l));
+  const int64_t dense = 4 * layers[0].keys.heads * layers[0].keys.tokens * layers[0].keys.head_dim;
+  const std::vector<int64_t> budget(layers.size(), dense / 2);
+  for (const char* name : {"snapkv", "adakv", "keydiff", "streamingllm", "q8_0", "turboquant-3"}) {
+    if (layers[0].keys.head_dim % 32 != 0 && std::string(name) == "q8_0") continue;
+    const auto method = MakeBaseline(name);
+    ASSERT_TRUE(method.ok());
+    const auto segments = (*method)->Compress(layers, budget, ReferenceBackend());
+    ASSERT_TRUE(segments.ok()) << name << ": " << segments.status().message();
+    const StoredSegments stored(segments->begin(), segments->end());
+    EXPECT_LT(Difference(Decoded(host_.get(), stored), Decoded(device_.get(), stored)), GetParam().tolerance + 2e-3)
+        << name;
+  }
+}
+
+TEST_P(CudaEngine, WhatItCannotDoIsRefused) {
+  CacheConfig config = device_->cache_config();
+  config.tail_limit = 100;
+  const Status status = device_->MakeCache(config).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_NE(status.message().find("100"), std::string::npos);
+  const auto cache = NewCache(*host_, ExactConfig(*host_));
+  EXPECT_EQ(device_->Append(cache.get(), std::span(tokens_).first(1), nullptr).code(), StatusCode::kInvalidArgument);
+}
+
+TEST(CudaEngineErrors, NumbersThatAreNotFiniteNameTheLayer) {
+  SilenceLlama();
+  if (!cuda::CurrentDevice().ok()) GTEST_SKIP() << "no NVIDIA GPU here: the engine was compiled and not run";
+  TinySpec spec;
+  spec.edit_tensors = [](std::vector<TinyTensor>* tensors) {
+    for (TinyTensor& tensor : *tensors) tensor.poisoned |= tensor.name == "blk.1.attn_k.weight";
+  };
+  ScratchDirectory directory;
+  const auto engine = LoadEngine(WriteTinyModel(directory, "poisoned", spec), {.device = Device::kCuda});
+  const auto cache = NewCache(*engine, ExactConfig(*engine));
+  KvCache* caches[] = {cache.get()};
+  const Status status = engine->Prefill(RandomTokens(50, spec.vocab, 3), caches, nullptr);
+  EXPECT_EQ(status.code(), StatusCode::kInternal);
+  EXPECT_NE(status.message().find("layer 1 "), std::string::npos) << status.message();
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaEngine, ::testing::ValuesIn(Variants()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace anchorkv::test
