@@ -1,5 +1,5 @@
 # ANCHORKV_ENABLE_CUDA=AUTO: on where a CUDA compiler is found. Sets ANCHORKV_CUDA.
-set(ANCHORKV_ENABLE_CUDA OFF CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON or OFF")
+set(ANCHORKV_ENABLE_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON or OFF")
 set_property(CACHE ANCHORKV_ENABLE_CUDA PROPERTY STRINGS AUTO ON OFF)
 # 80 carries PTX for every later GPU; 90a-real is machine code for Hopper (H100, H200) alone.
 set(default_architectures "80;90a-real")

@@ -13,7 +13,7 @@ namespace anchorkv::cuda {
 namespace {
 
 constexpr int64_t kChunk = 4096;       // tokens that go through a layer together
-constexpr int64_t kExactChunk = 1024;  // of models in single precision, whose attention needs partial states
+constexpr int64_t kExactChunk = 1024;  // with exact attention, which needs partial states
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -32,7 +32,8 @@ Result<std::unique_ptr<PromptRun>> PromptRun::Make(Transformer* transformer, std
   const int64_t rows = taker->past() + count;
   run->tokens_ = count;
   run->window_ = std::min(taker->window(), count);
-  const bool exact = parts.prompt_type() == Element::kF32;
+  const bool exact = parts.prompt_type() == Element::kF32 || !HasPromptAttention(info.head_dim);
+  run->exact_attention_ = exact;
   // More rows than kBlockRows, so that a prompt's products are all of one kind.
   const int64_t chunk = std::clamp(count, kBlockRows + 1, exact ? kExactChunk : kChunk);
   AKV_ASSIGN_OR_RETURN(run->activations_, Activations::Make(parts, chunk));
@@ -168,7 +169,7 @@ Status PromptRun::Attend(int layer, int64_t first, int64_t tokens) {
   AKV_RETURN_IF_ERROR(FlagNonFinite(a.q, tokens * width, flag, parts.stream));
   AKV_RETURN_IF_ERROR(taker_->Observe(layer, rows_, {first, tokens, a.q, a.rotated}));
 
-  if (a.type == Element::kF32) return AttendExactly(first, tokens);
+  if (exact_attention_) return AttendExactly(first, tokens);
   PrefillAttention attention;
   attention.queries = a.rotated;
   attention.keys = rows_.attention_keys;
@@ -181,7 +182,6 @@ Status PromptRun::Attend(int layer, int64_t first, int64_t tokens) {
   return AttendPrompt(attention, parts.stream);
 }
 
-// In single precision, without tensor cores.
 Status PromptRun::AttendExactly(int64_t first, int64_t tokens) {
   const DeviceParts& parts = transformer_->parts();
   const ModelInfo& info = parts.spec->info;
@@ -193,6 +193,7 @@ Status PromptRun::AttendExactly(int64_t first, int64_t tokens) {
   dense.visible = past + 1;
   DeviceQueries queries;
   queries.data = activations_.rotated;
+  queries.type = activations_.type;
   queries.tokens = static_cast<int>(tokens);
   queries.kv_heads = info.kv_heads;
   queries.gqa_ratio = info.q_heads / info.kv_heads;
@@ -202,6 +203,7 @@ Status PromptRun::AttendExactly(int64_t first, int64_t tokens) {
   AKV_RETURN_IF_ERROR(AttendDense(dense, queries, states, parts.stream));
   DeviceOutput out;
   out.data = activations_.attended;
+  out.type = activations_.type;
   out.token_stride = parts.query_width();
   out.head_stride = info.head_dim;
   return MergeStates(states, {}, info.head_dim, info.q_heads, out, parts.stream);

@@ -69,7 +69,8 @@ class PromptRun {
   int64_t tokens_ = 0;
   int64_t window_ = 0;
   Activations activations_;
-  PartialStatesBuffer states_;  // of models in single precision
+  bool exact_attention_ = false;  // in single precision, without tensor cores
+  PartialStatesBuffer states_;    // of exact attention
   DeviceBuffer ids_, hidden_, layer_rows_, attention_rows_, window_queries_;
   DeviceBuffer flags_;  // [layers] 1: a key, value or query is not finite
   PromptRows own_, rows_;
