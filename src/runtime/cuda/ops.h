@@ -1,0 +1,108 @@
+// The operations of a transformer on an NVIDIA GPU, beside attention and large matrix products. No CUDA header is
+// needed to include this file.
+//
+// Everything enqueues on `stream` and returns before it is done, allocates nothing and waits for nothing, so that it
+// can be captured in a CUDA graph. Pointers are device pointers unless said otherwise. Activations are float, [tokens,
+// width] without gaps. 16-bit output is IEEE half; numbers beyond +-65504 become +-65504, NaN stays NaN.
+#pragma once
+
+#include <ggml.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "anchorkv/status.h"
+#include "backend/cuda/device.h"
+
+namespace anchorkv::cuda {
+
+// A weight matrix in device memory as the GGUF file stores it: `outputs` rows of `inputs` elements. Aligned to 16
+// bytes.
+struct DeviceMatrix {
+  const std::byte* data = nullptr;
+  ggml_type type = GGML_TYPE_F32;
+  int64_t inputs = 0;
+  int64_t outputs = 0;
+};
+// Whether the functions below take matrices of this type.
+bool IsDeviceType(ggml_type type);
+// All such types, for messages: "F32, F16, ...".
+std::string DeviceTypeNames();
+
+// Rows [first, first + rows) as out [rows, inputs], kF32 or kF16; `out` aligned to 16 bytes.
+Status Dequantize(const DeviceMatrix& matrix, int64_t first, int64_t rows, Element type, void* out, Stream stream);
+
+// out[i] = row ids[i], [count, inputs]; ids must be within the matrix, `out` aligned to 16 bytes.
+Status LookUpRows(const DeviceMatrix& matrix, const int32_t* ids, int64_t count, float* out, Stream stream);
+
+// y[t][o] = sum_i w[o][i] x[t][i] + bias[o], plus what y holds if `add`. Weights are decoded on the fly and multiplied
+// with x as it is, in float. `bias` may be null; x aligned to 16 bytes; 1 to kFewTokens tokens.
+inline constexpr int64_t kFewTokens = 8;
+Status MultiplyFew(const DeviceMatrix& matrix, const float* x, int64_t tokens, const float* bias, bool add, float* y,
+                   Stream stream);
+
+// out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight; kF32 or kF16. In place if out is x.
+Status RmsNorm(const float* x, const float* weight, int64_t tokens, int64_t width, float epsilon, Element type,
+               void* out, Stream stream);
+
+// out = gate / (1 + exp(-gate)) * up, kF32 or kF16. In place if out is gate or up.
+Status SwiGlu(const float* gate, const float* up, int64_t count, Element type, void* out, Stream stream);
+
+// y[t] += bias.
+Status AddBias(float* y, const float* bias, int64_t tokens, int64_t width, Stream stream);
+
+// One of q, k, v of consecutive positions after its matrix product: adds the bias, keeps the rows before RoPE if asked
+// to, and writes the rotated rows where attention reads them.
+struct HeadRowsArgs {
+  const float* x = nullptr;     // [tokens, heads, head_dim]
+  const float* bias = nullptr;  // [heads, head_dim], or null
+  int64_t tokens = 0;
+  int heads = 0;
+  int head_dim = 0;
+  const DeviceRope* rope = nullptr;  // on the host; null: no rotation, for values
+  // Token t has position *position + position_offset + t (null: 0), which must be below rope->max_position.
+  const int32_t* position = nullptr;
+  int64_t position_offset = 0;
+  float* plain = nullptr;  // if set: x + bias before the rotation, laid out as x; may be x itself
+  // If set: rotated rows, kF32 or kF16, strides in elements. Token t goes to row *out_row + out_row_offset + t (null:
+  // 0).
+  void* out = nullptr;
+  Element type = Element::kF16;
+  int64_t head_stride = 0;
+  int64_t token_stride = 0;
+  const int32_t* out_row = nullptr;
+  int64_t out_row_offset = 0;
+};
+Status StoreHeadRows(const HeadRowsArgs& args, Stream stream);
+
+// out[r] = index of the largest of logits[r], the lowest of equal ones. NaN is never the largest; a row without numbers
+// gives 0.
+Status ArgMax(const float* logits, int64_t rows, int64_t width, int32_t* out, Stream stream);
+
+// counters[i] += by.
+Status AddToCounters(int32_t* counters, int count, int32_t by, Stream stream);
+
+// flag[0] = 1 if any of x is not finite; otherwise it stays as it is.
+Status FlagNonFinite(const float* x, int64_t count, int32_t* flag, Stream stream);
+
+// Selected rows of every head, back to back: row offsets[h] + r of `out` is row ids[offsets[h] + r] of head h, rotated
+// to position first_position + id if `rope` is set.
+struct GatherArgs {
+  DeviceHeads rows;                  // keys before RoPE, or values
+  const DeviceRope* rope = nullptr;  // on the host, or null
+  int64_t first_position = 0;
+  const uint32_t* ids = nullptr;
+  const int64_t* offsets = nullptr;  // [heads + 1], ascending from 0 to total
+  int64_t total = 0;
+  void* out = nullptr;  // f16 [total, head_dim]
+};
+Status GatherRows(const GatherArgs& args, Stream stream);
+
+// How far the distributions of two models are apart, row by row, with p = softmax(reference) and q = softmax(logits):
+// kl = sum p (log p - log q), nll = -log q[target], top = ArgMax(logits). Natural logarithms, sums in double. Outputs
+// that are null are left out; nll needs a target.
+Status CompareRows(const float* reference, const float* logits, int64_t rows, int64_t width, const int32_t* target,
+                   double* kl, float* nll, int32_t* top, Stream stream);
+
+}  // namespace anchorkv::cuda
