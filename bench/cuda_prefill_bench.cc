@@ -79,7 +79,7 @@ double Time(const std::function<Status()>& enqueue) {
 }
 
 void Report(const char* what, int64_t tokens, int head_dim, double ms, double flops) {
-  std::printf("%-22s tokens %6lld  dim %3d  %8.3f ms  %6.1f TFLOP/s\n", what, static_cast<long long>(tokens), head_dim,
+  std::printf("%-23s tokens %6lld  dim %3d  %8.3f ms  %6.1f TFLOP/s\n", what, static_cast<long long>(tokens), head_dim,
               ms, flops / ms * 1e-9);
   std::fflush(stdout);
 }
@@ -103,6 +103,17 @@ void RunShape(int64_t tokens, int q_heads, int kv_heads, int dim) {
   attention.out = out.data();
   attention.lse = lse.as<float>();
   Report("attention", tokens, dim, Time([&] { return AttendPrompt(attention, nullptr); }), 2.0 * product);
+
+  // The last tokens alone, as a prompt in chunks and a question behind a document have them.
+  for (const int64_t chunk : {2048, 64}) {
+    PrefillAttention last = attention;
+    last.tokens = chunk;
+    last.past = tokens - chunk;
+    const double flops = 4.0 * dim * q_heads * static_cast<double>(chunk) *
+                         (static_cast<double>(tokens) - 0.5 * static_cast<double>(chunk));
+    Report(chunk == 64 ? "attention, last 64" : "attention, last 2048", tokens, dim,
+           Time([&] { return AttendPrompt(last, nullptr); }), flops);
+  }
 
   const DeviceBuffer weights = RandomFloats(tokens * kv_heads);
   ColumnWeights columns;

@@ -14,8 +14,7 @@ namespace {
 
 template <int D>
 inline constexpr int kSharedBytes = kLeftBytes<D> + 4 * kRightBytes<D>;
-template <int D>
-inline constexpr int kBlocksAtOnce = D == 64 ? 3 : 2;  // per multiprocessor
+constexpr int kBlocksAtOnce = 2;  // per multiprocessor
 
 template <int D>
 using Output = float[2][D / 8][4];
@@ -54,6 +53,17 @@ __device__ void AddValues(const Scores& weights, uint32_t values, Output<D>& out
   }
 }
 
+// 16 rows of output times what their older weights shrink by, which is 1 once the largest scores have settled.
+template <int D>
+__device__ void Shrink(const float (&factor)[2], float (&output)[D / 8][4]) {
+  if (!__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) output[n][i] *= factor[i / 2];
+  }
+}
+
 // What query `row` of the chunk reads of a head, divided by the denominator. `part`: the lane's elements.
 template <int D>
 __device__ void StoreOutput(const PrefillAttention& args, int64_t row, int head, int half, float inverse,
@@ -74,7 +84,7 @@ __device__ void StoreOutput(const PrefillAttention& args, int64_t row, int head,
 }
 
 template <int D>
-__global__ void __launch_bounds__(kTileThreads, kBlocksAtOnce<D>)
+__global__ void __launch_bounds__(kTileThreads, kBlocksAtOnce)
     AttendPromptKernel(const __grid_constant__ PrefillAttention args, float scale) {
   extern __shared__ uint4 attend_memory[];
   const uint32_t queries = SharedAddress(attend_memory);
@@ -126,11 +136,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksAtOnce<D>)
     for (int m = 0; m < 2; ++m) {
       float factor[2];
       softmax.Step(m, scale, scores[m], factor);
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) output[m][n][i] *= factor[i / 2];
-      }
+      Shrink<D>(factor, output[m]);
     }
     AddValues<D>(scores, tile + kRightBytes<D>, output);
   }
@@ -172,6 +178,7 @@ Status AttendPrompt(const PrefillAttention& args, Stream stream) {
   AKV_RETURN_IF_ERROR(CheckRows(args.keys, args.q_heads, args.past + args.tokens, "keys"));
   AKV_RETURN_IF_ERROR(CheckRows(args.values, args.q_heads, args.past + args.tokens, "values"));
   AKV_RETURN_IF_ERROR(CheckAligned(args.queries, "queries"));
+  if (args.past < 0) return InvalidArgument("a prompt cannot start before position 0");
   if (args.type == Element::kBF16) return Unsupported("attention of a prompt gives f16 or f32, not bf16");
   if (args.tokens < 1) return {};
   return args.keys.head_dim <= 64 ? Launch<64>(args, stream) : Launch<128>(args, stream);
