@@ -22,7 +22,9 @@ constexpr size_t kPrompt = 230;
 struct Variant {
   const char* name;
   TinySpec spec;
-  double tolerance;  // of logits, against their largest
+  // Of logits, against their largest. The CPU rounds activations to 8 bits for products with quantised weights; that
+  // the GPU reads such weights rightly is the matter of cuda_ops_test.
+  double tolerance;
 };
 
 TinySpec Llama(ggml_type type) {
@@ -54,9 +56,9 @@ TinySpec Biased() {
 }
 
 std::vector<Variant> Variants() {
-  return {{"llama_f32", Llama(GGML_TYPE_F32), 2e-5},  {"qwen2_f32", Qwen(GGML_TYPE_F32), 2e-5},
-          {"biased_f32_24", Biased(), 2e-5},          {"llama_f16", Llama(GGML_TYPE_F16), 1e-2},
-          {"qwen2_q8_0", Qwen(GGML_TYPE_Q8_0), 2e-2}, {"llama_q4_1", Llama(GGML_TYPE_Q4_1), 3e-2}};
+  return {{"llama_f32", Llama(GGML_TYPE_F32), 1e-4}, {"qwen2_f32", Qwen(GGML_TYPE_F32), 1e-4},
+          {"biased_f32_24", Biased(), 1e-4},         {"llama_f16", Llama(GGML_TYPE_F16), 1e-2},
+          {"qwen2_q8_0", Qwen(GGML_TYPE_Q8_0), 0.1}, {"llama_q4_1", Llama(GGML_TYPE_Q4_1), 0.1}};
 }
 
 class CudaEngine : public ::testing::TestWithParam<Variant> {

@@ -6,7 +6,7 @@
 
 #include "backend/cuda/check.h"
 #include "runtime/cuda/ops.h"
-#include "runtime/cuda/prompt_statistics.h"
+#include "runtime/cuda/prefill_attention.h"
 #include "runtime/recorder.h"
 
 namespace anchorkv::cuda {
@@ -30,6 +30,14 @@ Status Grow(DeviceBuffer* buffer, int64_t floats, int64_t used, Stream stream) {
   }
   *buffer = std::move(grown);
   return {};
+}
+
+// Whether softmax weights over all queries can be had: that takes the tensor cores' attention.
+Status CheckObservable(const DeviceParts& parts) {
+  if (parts.prompt_type() != Element::kF16) {
+    return Unsupported("on a GPU attention is not observed for models stored in F32");
+  }
+  return CheckPromptHeadDim(parts.spec->info.head_dim);
 }
 
 Status DownloadFloats(std::vector<float>* out, const float* device, int64_t floats, Stream stream) {
@@ -212,9 +220,7 @@ Result<std::unique_ptr<DeviceRecorder>> DeviceRecorder::Make(const DeviceParts& 
   std::unique_ptr<DeviceRecorder> out(new DeviceRecorder());
   const Observations& wanted = record->observed();
   const ModelInfo& info = parts.spec->info;
-  if (wanted.attention_mass && parts.prompt_type() != Element::kF16) {
-    return Unsupported("on a GPU the attention of all queries is not observed for models stored in F32");
-  }
+  if (wanted.attention_mass) AKV_RETURN_IF_ERROR(CheckObservable(parts));
   out->parts_ = parts;
   out->record_ = record;
   out->past_ = record->tokens();
@@ -234,7 +240,13 @@ Result<std::unique_ptr<DeviceRecorder>> DeviceRecorder::Make(const DeviceParts& 
   if (wanted.attention_mass) {
     AKV_ASSIGN_OR_RETURN(out->mass_,
                          DeviceBuffer::Make(FloatBytes(info.kv_heads * text.end), "attention of positions"));
-    workspace = std::max(workspace, ColumnWeightsWorkspaceBytes(info.q_heads, tokens, text.end));
+    ColumnWeights largest;
+    largest.keys = {nullptr, Element::kF16, info.kv_heads, text.end, info.head_dim, 0, 0};
+    largest.ranges[0] = {0, text.end};
+    largest.range_count = 1;
+    largest.tokens = tokens;
+    largest.q_heads = info.q_heads;
+    workspace = std::max(workspace, ColumnWeightsWorkspaceBytes(largest));
   }
   AKV_ASSIGN_OR_RETURN(out->workspace_, DeviceBuffer::Make(workspace, "statistics of a prompt"));
   return out;
@@ -325,9 +337,7 @@ Result<std::unique_ptr<DeviceRepeatObserver>> DeviceRepeatObserver::Make(const D
                                                                          const Engine::RepeatPrompt& prompt,
                                                                          std::vector<std::vector<float>>* weights) {
   std::unique_ptr<DeviceRepeatObserver> out(new DeviceRepeatObserver());
-  if (parts.prompt_type() != Element::kF16) {
-    return Unsupported("on a GPU a repeated prompt is not observed for models stored in F32");
-  }
+  AKV_RETURN_IF_ERROR(CheckObservable(parts));
   out->parts_ = parts;
   out->record_ = &record;
   out->first_ = prompt.first;
@@ -338,9 +348,10 @@ Result<std::unique_ptr<DeviceRepeatObserver>> DeviceRepeatObserver::Make(const D
   const int64_t columns = out->sinks_ + prompt.last - prompt.first + out->tokens_;
   const ModelInfo& info = parts.spec->info;
   AKV_ASSIGN_OR_RETURN(out->largest_, DeviceBuffer::Make(FloatBytes(info.kv_heads * columns), "weights of positions"));
-  AKV_ASSIGN_OR_RETURN(
-      out->workspace_,
-      DeviceBuffer::Make(ColumnWeightsWorkspaceBytes(info.q_heads, out->tokens_, columns), "statistics of a prompt"));
+  ColumnWeights largest = out->Columns(0, out->tokens_);
+  largest.keys = {nullptr, Element::kF16, info.kv_heads, out->past() + out->tokens_, info.head_dim, 0, 0};
+  AKV_ASSIGN_OR_RETURN(out->workspace_,
+                       DeviceBuffer::Make(ColumnWeightsWorkspaceBytes(largest), "statistics of a prompt"));
   return out;
 }
 
@@ -350,19 +361,25 @@ Status DeviceRepeatObserver::Begin(int layer, PromptRows* rows) {
   return LoadPast(parts_, record_->device_layer(layer), *rows);
 }
 
-Status DeviceRepeatObserver::Observe(int, const PromptRows& rows, const PromptChunk& chunk) {
+// The first positions, the stretch and the prompt itself, as `tokens` queries from `first` on see them.
+ColumnWeights DeviceRepeatObserver::Columns(int64_t first, int64_t tokens) const {
   ColumnWeights weights;
-  weights.queries = chunk.rotated_queries;
-  weights.keys = rows.attention_keys;
   weights.ranges[0] = {0, sinks_};
   weights.ranges[1] = {first_, last_};
   weights.ranges[2] = {past(), past() + tokens_};
   weights.range_count = 3;
-  weights.tokens = chunk.tokens;
-  weights.visible = sinks_ + last_ - first_ + chunk.first + 1;
+  weights.tokens = tokens;
+  weights.visible = sinks_ + last_ - first_ + first + 1;
   weights.q_heads = parts_.spec->info.q_heads;
   weights.reduce = ColumnReduce::kMax;
   weights.weights = largest_.as<float>();
+  return weights;
+}
+
+Status DeviceRepeatObserver::Observe(int, const PromptRows& rows, const PromptChunk& chunk) {
+  ColumnWeights weights = Columns(chunk.first, chunk.tokens);
+  weights.queries = chunk.rotated_queries;
+  weights.keys = rows.attention_keys;
   return ReduceColumns(weights, workspace_.data(), parts_.stream);
 }
 

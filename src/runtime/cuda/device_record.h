@@ -7,6 +7,7 @@
 
 #include "backend/cuda/compress.h"
 #include "runtime/cuda/prompt_run.h"
+#include "runtime/cuda/prompt_statistics.h"
 #include "runtime/prompt_record.h"
 
 namespace anchorkv::cuda {
@@ -149,6 +150,7 @@ class DeviceRepeatObserver final : public LayerTaker {
 
  private:
   DeviceRepeatObserver() = default;
+  ColumnWeights Columns(int64_t first, int64_t tokens) const;
   DeviceParts parts_;
   const DeviceRecord* record_ = nullptr;
   int64_t first_ = 0, last_ = 0, sinks_ = 0, tokens_ = 0;

@@ -32,7 +32,7 @@ Result<std::unique_ptr<PromptRun>> PromptRun::Make(Transformer* transformer, std
   const int64_t rows = taker->past() + count;
   run->tokens_ = count;
   run->window_ = std::min(taker->window(), count);
-  const bool exact = parts.prompt_type() == Element::kF32 || !HasPromptAttention(info.head_dim);
+  const bool exact = parts.prompt_type() == Element::kF32 || info.head_dim > kMaxPromptHeadDim;
   run->exact_attention_ = exact;
   // More rows than kBlockRows, so that a prompt's products are all of one kind.
   const int64_t chunk = std::clamp(count, kBlockRows + 1, exact ? kExactChunk : kChunk);
