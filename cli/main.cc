@@ -9,6 +9,13 @@
 namespace anchorkv::cli {
 namespace {
 
+// The help that lists what the command line got wrong: the subcommand's own once one was named.
+std::string SeeHelp(const CLI::App& app) {
+  std::string command = "anchorkv";
+  for (const CLI::App* subcommand : app.get_subcommands()) command += " " + subcommand->get_name();
+  return "; see " + command + " --help";
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Answers from long documents with a KV cache that is several times smaller", "anchorkv");
   app.set_version_flag("--version", "anchorkv " ANCHORKV_VERSION);
@@ -30,10 +37,10 @@ int Main(int argc, char** argv) {
   } catch (const CLI::RequiredError& error) {
     // Without a known subcommand, what was typed in its place is the mistake to name.
     const bool misspelt = app.get_subcommands().empty() && !arguments->empty() && arguments->front().rfind('-', 0) != 0;
-    if (misspelt) return Fail("unknown subcommand '" + arguments->front() + "'; see anchorkv --help", kExitUsage);
-    return Fail(std::string(error.what()) + "; see anchorkv --help", kExitUsage);
+    if (misspelt) return Fail("unknown subcommand '" + arguments->front() + "'" + SeeHelp(app), kExitUsage);
+    return Fail(error.what() + SeeHelp(app), kExitUsage);
   } catch (const CLI::ParseError& error) {
-    return Fail(std::string(error.what()) + "; see anchorkv --help", kExitUsage);
+    return Fail(error.what() + SeeHelp(app), kExitUsage);
   }
   return action();
 }

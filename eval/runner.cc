@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "codec/codec.h"
+#include "eval/suites/scores.h"
 
 namespace anchorkv {
 namespace {
@@ -23,11 +24,15 @@ std::string GoldText(const Question& question) {
   return gold;
 }
 
-void Fill(const AnswerScore& answer, const KvCache& cache, Row* row) {
+void Fill(const Question& question, const AnswerScore& answer, const KvCache& cache, Row* row) {
   const ByteBill bill = cache.bill();
   (*row)["achieved_ratio"] = bill.ratio();
   (*row)["resident_bytes"] = bill.resident_bytes();
   (*row)["score"] = answer.score;
+  if (AsksForNeedles(question)) {
+    (*row)["score_nospace"] = ScoreNoSpace(question, answer.prediction);
+    (*row)["exact"] = Exact(question, answer.prediction);
+  }
   (*row)["kl"] = answer.kl;
   (*row)["top1"] = answer.top1;
   (*row)["gold_nll"] = std::isnan(answer.gold_nll) ? Row() : Row(answer.gold_nll);
@@ -160,7 +165,7 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
   std::vector<ReferenceAnswer> references(turns.size());
   const auto finish = [&](size_t i, Row row, const AnswerScore& answer, const KvCache& cache, double seconds) {
     const Question& question = *turns[i].question;
-    Fill(answer, cache, &row);
+    Fill(question, answer, cache, &row);
     row["answers"] = question.answers;
     if (questions[i] < sample.depths.size()) row["depth"] = sample.depths[questions[i]];
     row["tokens"] = prompt->record->tokens();

@@ -220,6 +220,12 @@ std::string Pattern(std::string_view word) {
   return pattern;
 }
 
+// A number or a code: one word with a digit in it.
+bool IsNeedle(std::string_view answer) {
+  return std::any_of(answer.begin(), answer.end(), IsDigit) &&
+         std::all_of(answer.begin(), answer.end(), [](char c) { return IsWordChar(c) || c == '-'; });
+}
+
 std::vector<std::string> WordsOfAnswers(std::string_view text) {
   std::string spaced;
   for (const char c : text) spaced += IsWordChar(c) || c == '-' ? c : ' ';
@@ -238,6 +244,15 @@ double Score(const Question& question, std::string_view prediction) {
     best = std::max(best, score);
   }
   return question.metric == Metric::kMatchAll ? sum / static_cast<double>(question.answers.size()) : best;
+}
+
+bool AsksForNeedles(const Question& question) {
+  if (question.metric != Metric::kMatchAll && question.metric != Metric::kDigits) return false;
+  return !question.answers.empty() && std::all_of(question.answers.begin(), question.answers.end(), IsNeedle);
+}
+
+double Exact(const Question& question, std::string_view prediction) {
+  return question.metric == Metric::kDigits ? ExactDigits(question, prediction) : ExactSet(question, prediction);
 }
 
 double ScoreNoSpace(const Question& question, std::string_view prediction) {

@@ -9,6 +9,13 @@
 
 namespace anchorkv {
 
+// Whether all answers are numbers or codes such as uuids, and all of them are asked for: what Exact() and
+// ScoreNoSpace() are made for.
+bool AsksForNeedles(const Question& question);
+
+// 1 when the needles were retrieved whole: ExactDigits() for kDigits, ExactSet() otherwise.
+double Exact(const Question& question, std::string_view prediction);
+
 // Score() with all white space taken out of answers and prediction: a model that writes "2cbc408c- c552" has retrieved
 // the text. Differs from Score() for kMatchAll, kMatchAny and kDigits only.
 double ScoreNoSpace(const Question& question, std::string_view prediction);

@@ -18,7 +18,8 @@ METHOD_NAMES = {
 SUITE_NAMES = {"ruler": "RULER", "niah": "64-digit needles", "longbench": "LongBench", "ablation": "Ablations", "documents": "Documents",
                "ppl": "Perplexity", "distort": "Attention error by layer", "cosine": "Cosine before and after RoPE"}
 NUMBERS = {  # key: allowed range
-    "score": (0, 1), "top1": (0, 1), "kl": (-1e-3, math.inf), "gold_nll": (-1e-3, math.inf), "ppl": (0, math.inf),
+    "score": (0, 1), "score_nospace": (0, 1), "exact": (0, 1), "top1": (0, 1), "kl": (-1e-3, math.inf),
+    "gold_nll": (-1e-3, math.inf), "ppl": (0, math.inf),
     "ppl_full": (0, math.inf), "kl_p50": (-1e-3, math.inf), "kl_p90": (-1e-3, math.inf), "kl_p99": (-1e-3, math.inf),
     "kl_max": (-1e-3, math.inf), "ratio": (0, math.inf), "achieved_ratio": (0, math.inf), "depth": (0, 1),
     "length": (0, math.inf), "resident_bytes": (0, math.inf), "pre_rope": (-1.001, 1.001), "post_rope": (-1.001, 1.001),

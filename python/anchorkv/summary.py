@@ -9,7 +9,8 @@ from .results import FULL, NOISE_TASKS, ReportError
 from .stats import NOTHING, bootstrap, mcnemar
 
 GATE = 0.60  # retention counts only tasks in which the full cache scores at least this
-METRICS = ("score", "kl", "top1", "gold_nll", "log_ppl_ratio", "kl_p50", "kl_p90", "kl_p99", "kl_max")
+METRICS = ("score", "exact", "score_nospace", "kl", "top1", "gold_nll", "log_ppl_ratio", "kl_p50", "kl_p90", "kl_p99",
+           "kl_max")
 DIFFERENCES = ("score", "kl", "gold_nll")
 RIGHT = 1 - 1e-9  # a score from which an answer is right, for McNemar's test
 

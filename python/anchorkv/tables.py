@@ -147,6 +147,8 @@ def _columns(summaries, wanted):
 def main_table(panel, summaries, title):
     wanted = [
         ("score", "score", lambda s: points(s["score"])),
+        ("needles exact", "exact", lambda s: points(s["exact"])),
+        ("needles ignoring spaces", "score_nospace", lambda s: points(s["score_nospace"])),
         ("difference to full", ("score", "full"), lambda s: points(s["score", "full"], signed=True)),
         ("retention, %", "retention", lambda s: points(s["retention"])),
         ("KL, nats", "kl", lambda s: nats(s["kl"])),
@@ -163,8 +165,9 @@ def main_table(panel, summaries, title):
     needles = any(s.versus_full for s in summaries)
     header = ["cache", "achieved", *[h for h, _ in columns], *["needles lost / gained, p"] * needles, "n", "gaps"]
     # The full cache's distances to itself say nothing.
+    own = ("score", "needles exact", "needles ignoring spaces")
     rows = [[s.variant.label, times(s.achieved),
-             *[DASH if s.variant == FULL and h != "score" else text(s) for h, text in columns],
+             *[DASH if s.variant == FULL and h not in own else text(s) for h, text in columns],
              *[needle_text(s.versus_full)] * needles, str(s.samples), gaps_text(s.failed, s.missing)] for s in summaries]
     return Table(title, header, rows, context_line(panel), main_notes(panel, summaries), ours(panel.variants))
 
@@ -183,6 +186,9 @@ def main_notes(panel, summaries):
     elif panel.has("score"):
         notes.append(f"No retention: no task in which the full cache scores at least {100 * GATE:.0f}."
                      if FULL in panel.variants else "No retention and no differences: the full cache was not run.")
+    needles = sorted({row["task"] for row in panel.rows() if row["exact"] is not None})
+    if needles and needles != panel.tasks:
+        notes.append(f"Needles: the {len(needles)} of {len(panel.tasks)} tasks that ask for numbers or codes.")
     noise = sorted(NOISE_TASKS & set(panel.tasks))
     if noise:
         notes.append(f"{', '.join(noise)} is left out of the means: its scores are near chance.")

@@ -43,8 +43,9 @@ def scored(rng, suite, tasks, lengths, samples, protocol, depths=None, methods=M
                     right = luck < share
                     score = (1.0 if right else round(rng.random() * 0.3, 3)) if partial else float(right)
                     noise = rng.lognormvariate(0, 0.4)
+                    needle = {"exact": float(right), "score_nospace": score} if task.startswith(("niah", "digits")) else {}
                     yield {"suite": suite, "task": task, "sample": sample, "question": 0, "length": length, "protocol": protocol,
-                           **variant, "resident_bytes": 10**7, "score": score, "kl": kl * noise,
+                           **variant, "resident_bytes": 10**7, "score": score, **needle, "kl": kl * noise,
                            "top1": max(0.0, 1 - 0.2 * kl * noise / 2), "gold_nll": 0.4 + 0.8 * kl * noise, "prediction": "...",
                            "answers": ["..."], "options": {}, "depth": depths[sample % len(depths)] if depths else None,
                            "tokens": length - 91, "error": "", **MODEL}

@@ -134,6 +134,19 @@ class Summaries(Scratch):
         self.assertEqual(summaries[0]["score"].mean, 1.0)
         self.assertIn("passage_count", tables.main_notes(panel, summaries)[-1])
 
+    def test_needles_have_exact_scores_beside_partial_ones(self):
+        rows = [row(task="niah_single_1", score=1.0, exact=1.0, score_nospace=1.0), row(task="vt", score=0.6),
+                row(task="niah_single_1", score=1.0, exact=0.0, score_nospace=1.0, **self.ANCHOR),
+                row(task="vt", score=0.2, **self.ANCHOR)]
+        panel = self.panel(*rows)
+        summaries = summary.summarise(panel)
+        table = tables.main_table(panel, summaries, "T")
+        first = table.header.index("score")
+        self.assertEqual(table.header[first + 1:first + 3], ["needles exact", "needles ignoring spaces"])
+        self.assertEqual([r[first:first + 3] for r in table.rows], [["80.0", "100.0", "100.0"], ["60.0", "0", "100.0"]])
+        self.assertIn("1 of 2 tasks", table.notes[-1])
+        self.assertNotIn("needles exact", tables.main_table(self.panel(BASE), summary.summarise(self.panel(BASE)), "T").header)
+
     def test_against(self):
         panel = self.panel(BASE, row(**self.ANCHOR), row(**{**self.ANCHOR, "profile": "paper"}))
         self.assertEqual(summary.find_against(panel, "anchorkv:paper@4").profile, "paper")

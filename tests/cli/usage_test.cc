@@ -50,6 +50,16 @@ TEST(UsageTest, FlagsAndValues) {
   ExpectUsageError({"run", "-m", "x", "-p"}, {"--prompt"});
 }
 
+TEST(UsageTest, ErrorsPointToTheHelpThatListsTheOptions) {
+  ExpectUsageError({}, {"see anchorkv --help"});
+  ExpectUsageError({"serve-me"}, {"see anchorkv --help"});
+  ExpectUsageError({"--unknown"}, {"see anchorkv --help"});
+  ExpectUsageError({"run", "-p", "q"}, {"see anchorkv run --help"});
+  ExpectUsageError({"run", "-m", "x", "-p", "q", "--unknown"}, {"see anchorkv run --help"});
+  ExpectUsageError({"run", "-m", "x", "-p", "q", "--kv-ratio", "four"}, {"see anchorkv run --help"});
+  ExpectUsageError({"inspect", "--unknown"}, {"see anchorkv inspect --help"});
+}
+
 TEST(UsageTest, AQuestionIsNeeded) {
   ExpectUsageError({"run", "-m", "x"}, {"no question", "-p"});
   ExpectUsageError({"run", "-m", "x"}, {"not a text file"}, std::string("a\0b", 3));

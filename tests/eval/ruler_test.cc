@@ -226,6 +226,7 @@ TEST_F(RulerTest, VariablesFormOneChain) {
 TEST_F(RulerTest, PerfectReaderScoresOne) {
   ForEachSample(3, [](const Sample& sample, const Question& question) {
     const std::string prediction = PerfectReader(sample, question);
+    EXPECT_EQ(AsksForNeedles(question), sample.task.starts_with("niah")) << sample.task;
     EXPECT_EQ(Score(question, prediction), 1.0) << prediction;
     EXPECT_EQ(ScoreNoSpace(question, prediction), 1.0) << prediction;
     if (sample.task == "cwe" || sample.task.starts_with("qa")) return;  // words of any length

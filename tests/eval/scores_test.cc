@@ -130,5 +130,24 @@ TEST(Scores, ExactSetPunishesFurtherGuesses) {
   EXPECT_EQ(ExactSet(Ask(Metric::kMatchAny, {"Paris", "Lyons"}), "Paris Milan"), 0.0);
 }
 
+TEST(Scores, NeedlesAreNumbersAndCodesThatAreAllAskedFor) {
+  EXPECT_TRUE(AsksForNeedles(Ask(Metric::kMatchAll, {"1234567", "7654321"})));
+  EXPECT_TRUE(AsksForNeedles(Ask(Metric::kMatchAll, {"2cbc408c-c552"})));
+  EXPECT_TRUE(AsksForNeedles(Ask(Metric::kDigits, {"123456"})));
+  EXPECT_FALSE(AsksForNeedles(Ask(Metric::kMatchAll, {"1234567", "Lisbon"})));
+  EXPECT_FALSE(AsksForNeedles(Ask(Metric::kMatchAll, {"4 apples"})));
+  EXPECT_FALSE(AsksForNeedles(Ask(Metric::kMatchAll, {"1,234"})));  // two words to ExactSet()
+  EXPECT_FALSE(AsksForNeedles(Ask(Metric::kMatchAny, {"1920"})));
+  EXPECT_FALSE(AsksForNeedles(Ask(Metric::kF1, {"1920"})));
+  EXPECT_FALSE(AsksForNeedles(Ask(Metric::kMatchAll, {})));
+}
+
+TEST(Scores, ExactIsThatOfTheMetric) {
+  const std::string wrong = "It is 12345 or 67890";
+  EXPECT_EQ(Exact(Ask(Metric::kDigits, {"12345"}), wrong), 1.0);
+  EXPECT_EQ(Exact(Ask(Metric::kMatchAll, {"12345"}), wrong), 0.0);
+  EXPECT_EQ(Exact(Ask(Metric::kMatchAll, {"12345"}), "It is 12345."), 1.0);
+}
+
 }  // namespace
 }  // namespace anchorkv

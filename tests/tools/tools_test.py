@@ -162,6 +162,36 @@ class CompareAnswers(Scratch):
         self.assertIn("1.0 MiB of 4.0 MiB", self.table(""))
 
 
+class CrossCheckPerplexity(Scratch):
+    """With programs that print what the two print."""
+
+    def compare(self, our_kl):
+        def program(name, text):
+            path = self.write(name, f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+            path.chmod(0o755)
+            return path
+
+        llama = program("llama-perplexity", "Mean PPL(Q)   :  28.037184 ±   1.429100\nMean PPL(base) :  25.303133 ±   1.2\n"
+                        "Mean PPL(Q)/PPL(base) : 1.108052 ± 0.01\nMean    KLD:   0.118633 ±   0.001897\n"
+                        "Median  KLD:   0.095235\nSame top p: 77.949 ± 0.720 %\n")
+        program("build/bin/anchorkv", "full: 3315 positions\n  Mean PPL(Q)   28.0392\n  Mean PPL(base)  25.3031\n"
+                f"  Mean KLD   {our_kl}\n  kl_p50   0.095241\n  Same top p   77.979%\n")
+        return run("cross-check-perplexity", "--llama-perplexity", llama, "--build", self.folder / "build", "base.gguf",
+                   "text", "model.gguf")
+
+    def test_agreement_is_a_table(self):
+        result = self.compare("0.118634")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("| Mean PPL(Q) | 28.0372 | 28.0392 | 0.007 % |", result.stdout)
+        self.assertIn("| Mean KLD | 0.118633 | 0.118634 | 0.001 % |", result.stdout)
+
+    def test_disagreement_is_named(self):
+        result = self.compare("0.119300")
+        self.assertEqual(result.returncode, 1)
+        self.assertTrue(result.stderr.endswith(": 0.5 % or more apart: Mean KLD\n"), result.stderr)
+        self.assertIn("no 'Mean KLD' in", self.compare("nan").stderr)
+
+
 class GetData(Scratch):
     def test_unknown_name_is_an_error(self):
         result = run("get-data", "--data", self.folder / "data", "novels")
