@@ -54,9 +54,10 @@ __device__ void AddValues(const Scores& weights, uint32_t values, Output<D>& out
 }
 
 // 16 rows of output times what their older weights shrink by, which is 1 once the largest scores have settled.
+// The narrow kernel is faster without looking for that.
 template <int D>
 __device__ void Shrink(const float (&factor)[2], float (&output)[D / 8][4]) {
-  if (!__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+  if (D > 64 && !__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
   for (int n = 0; n < D / 8; ++n) {
 #pragma unroll
