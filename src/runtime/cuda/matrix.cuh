@@ -87,8 +87,8 @@ inline constexpr int kTeam = 16;
 inline constexpr int kRows = 4;
 inline constexpr int kMaxMultiplyThreads = 256;
 inline constexpr int kMaxTeams = kMaxMultiplyThreads / kTeam;
-// Threads that one wave of a large GPU takes. A constant, so that sums do not depend on the GPU at hand.
-inline constexpr int64_t kWantedThreads = 1 << 16;
+// Twice what one wave of a large GPU takes. A constant, so that sums do not depend on the GPU at hand.
+inline constexpr int64_t kWantedThreads = 1 << 17;
 
 struct MultiplyShape {
   int teams = 1;   // of a group
