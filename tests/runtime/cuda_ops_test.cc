@@ -113,8 +113,9 @@ struct Shape {
 
 std::vector<Shape> ShapesOf(ggml_type type) {
   const int64_t block = ggml_blck_size(type);
-  std::vector<Shape> shapes = {{block, 1}, {block, 3},  {3 * block, 5},     {block * 7, 131},
-                               {8960, 9},  {1536, 530}, {1536 + block, 64}, {11 * block, 4099}};
+  // The numbers of rows take a group of 4, some of them, all ways to split rows between threads, none left over.
+  std::vector<Shape> shapes = {{block, 1},  {block, 3},         {3 * block, 5},     {block * 7, 131}, {8960, 9},
+                               {1536, 530}, {1536 + block, 64}, {11 * block, 1031}, {block, 33003}};
   if (block == 1) shapes.insert(shapes.end(), {{33, 5}, {1000, 7}, {1001, 70}, {8, 2}, {64, 300}});
   if (block == 32) shapes.insert(shapes.end(), {{896, 128}, {576, 1536}});
   return shapes;
