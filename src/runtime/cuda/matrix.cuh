@@ -28,6 +28,20 @@ __device__ inline float4 Weights(const typename Code::Raw& raw, int i) {
 
 // ---- Dequantising ----
 
+template <typename T>
+__device__ inline void StoreFour(T* out, float4 v) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    *reinterpret_cast<float4*>(out) = v;
+  } else {
+    const __half2 low = __halves2half2(Narrowed<T>(v.x), Narrowed<T>(v.y));
+    const __half2 high = __halves2half2(Narrowed<T>(v.z), Narrowed<T>(v.w));
+    uint2 both;
+    both.x = *reinterpret_cast<const uint32_t*>(&low);
+    both.y = *reinterpret_cast<const uint32_t*>(&high);
+    *reinterpret_cast<uint2*>(out) = both;
+  }
+}
+
 inline constexpr int kDequantizeWarps = 4;
 
 // A warp decodes 32 neighbouring units into shared memory and writes them out in order.
@@ -73,8 +87,8 @@ inline constexpr int kTeam = 16;
 inline constexpr int kRows = 4;
 inline constexpr int kMaxMultiplyThreads = 256;
 inline constexpr int kMaxTeams = kMaxMultiplyThreads / kTeam;
-// Threads of a matrix, if it has units for them: several waves of a large GPU. A constant, so that sums do not depend
-// on the GPU at hand.
+// Threads that a matrix gets if it has units for them, several waves of a large GPU. A constant, so that sums do not
+// depend on the GPU at hand.
 inline constexpr int64_t kWantedThreads = 1 << 19;
 
 struct MultiplyShape {

@@ -47,18 +47,11 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-__device__ float SwiGluOf(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
-
-// Four elements per thread; the last ones, and all of unaligned rows (`fours` 0), one by one.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    SwiGluKernel(const float* gate, const float* up, int64_t fours, int64_t count, T* out) {
-  for (int64_t i = FirstItem(); i < fours; i += ItemStride()) {
-    const float4 g = reinterpret_cast<const float4*>(gate)[i], u = reinterpret_cast<const float4*>(up)[i];
-    StoreFour(out + 4 * i, {SwiGluOf(g.x, u.x), SwiGluOf(g.y, u.y), SwiGluOf(g.z, u.z), SwiGluOf(g.w, u.w)});
+__global__ void __launch_bounds__(kThreads) SwiGluKernel(const float* gate, const float* up, int64_t count, T* out) {
+  for (int64_t i = FirstItem(); i < count; i += ItemStride()) {
+    out[i] = Narrowed<T>(gate[i] / (1.0f + __expf(-gate[i])) * up[i]);
   }
-  for (int64_t i = 4 * fours + FirstItem(); i < count; i += ItemStride())
-    out[i] = Narrowed<T>(SwiGluOf(gate[i], up[i]));
 }
 
 __global__ void __launch_bounds__(kThreads) AddBiasKernel(float* y, const float* bias, int64_t count, int64_t width) {
@@ -157,10 +150,7 @@ Status RmsNorm(const float* x, const float* weight, int64_t tokens, int64_t widt
 Status SwiGlu(const float* gate, const float* up, int64_t count, Element type, void* out, Stream stream) {
   if (count == 0) return {};
   return ForOutput(type, [&]<typename T>(T) {
-    const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
-    const int64_t fours = aligned(gate) && aligned(up) && aligned(out) ? count / 4 : 0;
-    SwiGluKernel<<<BlocksFor(fours > 0 ? fours : count, kThreads), kThreads, 0, stream>>>(gate, up, fours, count,
-                                                                                          static_cast<T*>(out));
+    SwiGluKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(gate, up, count, static_cast<T*>(out));
     return LaunchStatus("SwiGLU");
   });
 }

@@ -23,19 +23,4 @@ __device__ inline T Narrowed(float x) {
   }
 }
 
-// To an address that is a multiple of four elements.
-template <typename T>
-__device__ inline void StoreFour(T* out, float4 v) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    *reinterpret_cast<float4*>(out) = v;
-  } else {
-    const __half2 low = __halves2half2(Narrowed<T>(v.x), Narrowed<T>(v.y));
-    const __half2 high = __halves2half2(Narrowed<T>(v.z), Narrowed<T>(v.w));
-    uint2 both;
-    both.x = *reinterpret_cast<const uint32_t*>(&low);
-    both.y = *reinterpret_cast<const uint32_t*>(&high);
-    *reinterpret_cast<uint2*>(out) = both;
-  }
-}
-
 }  // namespace anchorkv::cuda
