@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <memory>
 
@@ -324,12 +325,23 @@ Status Evaluation::Run() {
   Ticker ticker(static_cast<int64_t>(units.size()) / shard_.count);
   int64_t number = 0;
   std::map<std::string, std::string> gaps;
+  std::vector<Unit> mine;
   for (const Unit& unit : units) {
-    if (!shard_.Mine(number++)) continue;
+    if (shard_.Mine(number++)) mine.push_back(unit);
+  }
+  // The next sample is written while the present one is measured.
+  const auto begin_sample = [&](size_t i) {
+    return std::async(std::launch::async, [this, unit = mine[i]] { return MakeSample(unit); });
+  };
+  std::future<Result<Sample>> next;
+  if (!mine.empty()) next = begin_sample(0);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const Unit& unit = mine[i];
     if (Interrupted()) return Cancelled("interrupted; the same command goes on from here");
     const auto start = Clock::now();
     const int64_t before = written_;
-    const Result<Sample> sample = MakeSample(unit);
+    const Result<Sample> sample = next.get();
+    if (i + 1 < mine.size()) next = begin_sample(i + 1);
     if (!sample.ok()) {
       const bool absent_data = suite_ != nullptr && sample.status().code() == StatusCode::kNotFound;
       if (!absent_data) return sample.status();

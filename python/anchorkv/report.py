@@ -107,7 +107,9 @@ class Report:
         self.main_tables.append((panel, table))
         self.writer.add(table.html())
         if against:
-            self.writer.add(tables.against_table(panel, summaries, against).html())
+            differences = tables.against_table(panel, summaries, against)
+            self.main_tables.append((panel, differences))
+            self.writer.add(differences.html())
         return summaries
 
     def _scores(self, title, panels):
@@ -182,7 +184,7 @@ def parse(arguments):
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True, metavar="FILE.html",
                         help="the page; figures go to a folder of the same name without .html")
     parser.add_argument("--against", metavar="METHOD[:PROFILE]@RATIO", help="add paired differences to this cache")
-    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the main tables as Markdown too")
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the main tables, and those of --against, as Markdown too")
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
     options = parser.parse_args(arguments)
     if options.output.suffix.lower() not in (".html", ".htm"):

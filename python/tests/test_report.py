@@ -198,7 +198,7 @@ class Page(Scratch):
         self.assertTrue(all(p.stat().st_size > 2000 for p in (self.folder / "out").iterdir()))
         text = markdown.read_text(encoding="utf-8")
         self.assertIn("| **AnchorKV blend 20x** |", text)
-        self.assertEqual(text.count("### "), 6)
+        self.assertEqual(text.count("### "), 6 + 5)  # six panels; five of them have the cache that --against names
 
     def test_bad_command_lines(self):
         source = self.folder / "r.jsonl"

@@ -14,14 +14,14 @@ constexpr size_t kAlignment = 64;
 std::atomic<int64_t> g_current_bytes{0};
 std::atomic<int64_t> g_peak_bytes{0};
 
-void CountAllocation(size_t bytes) noexcept {
-  const int64_t now = g_current_bytes.fetch_add(static_cast<int64_t>(bytes)) + static_cast<int64_t>(bytes);
+}  // namespace
+
+void CountAllocation(int64_t bytes) noexcept {
+  const int64_t now = g_current_bytes.fetch_add(bytes) + bytes;
   int64_t peak = g_peak_bytes.load();
   while (now > peak && !g_peak_bytes.compare_exchange_weak(peak, now)) {
   }
 }
-
-}  // namespace
 
 AllocationStats GetAllocationStats() noexcept { return {g_current_bytes.load(), g_peak_bytes.load()}; }
 
@@ -40,14 +40,14 @@ Result<AlignedBuffer> AlignedBuffer::Make(size_t bytes, const char* what) {
   std::memset(memory, 0, rounded);
   buffer.data_ = static_cast<std::byte*>(memory);
   buffer.bytes_ = bytes;
-  CountAllocation(bytes);
+  CountAllocation(static_cast<int64_t>(bytes));
   return buffer;
 }
 
 AlignedBuffer::~AlignedBuffer() {
   if (data_ == nullptr) return;
   std::free(data_);
-  g_current_bytes.fetch_sub(static_cast<int64_t>(bytes_));
+  CountAllocation(-static_cast<int64_t>(bytes_));
 }
 
 }  // namespace anchorkv

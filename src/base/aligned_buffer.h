@@ -15,9 +15,12 @@ struct AllocationStats {
   int64_t current_bytes = 0;
   int64_t peak_bytes = 0;
 };
-// Bytes of all AlignedBuffers of the process, now and at the highest since the last ResetPeak.
+// Bytes of all AlignedBuffers of the process, and of buffers in device memory, now and at the highest since the last
+// ResetAllocationPeak.
 AllocationStats GetAllocationStats() noexcept;
 void ResetAllocationPeak() noexcept;
+// For owners of other memory that is to be counted: `bytes` more, or fewer when negative.
+void CountAllocation(int64_t bytes) noexcept;
 
 class AlignedBuffer {
  public:

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <string>
 
+#include "baseline/each_layer.h"
 #include "baseline/gathered_segment.h"
 #include "baseline/prompt_check.h"
 #include "codec/alloc_guard.h"
@@ -28,11 +29,11 @@ class Evictor : public Method {
                                std::to_string(layers.size()) + " layers");
       }
       AKV_ASSIGN_OR_RETURN(const std::vector<HeadPositions> kept, Choose(layers, layer_bytes, backend));
-      Segments segments;
-      for (size_t l = 0; l < layers.size(); ++l) {
-        AKV_ASSIGN_OR_RETURN(auto segment, GatheredSegment::Make(layers[l], kept[l], backend));
-        segments.push_back(std::move(segment));
-      }
+      Segments segments(layers.size());
+      AKV_RETURN_IF_ERROR(ForEachLayer(layers.size(), [&](size_t l) -> Status {
+        AKV_ASSIGN_OR_RETURN(segments[l], GatheredSegment::Make(layers[l], kept[l], backend));
+        return {};
+      }));
       return segments;
     });
   }
@@ -65,14 +66,14 @@ class LayerEvictor final : public Evictor {
  private:
   Result<std::vector<HeadPositions>> Choose(std::span<const LayerInput> layers, std::span<const int64_t> layer_bytes,
                                             const Backend& backend) const override {
-    std::vector<HeadPositions> kept;
-    for (size_t l = 0; l < layers.size(); ++l) {
+    std::vector<HeadPositions> kept(layers.size());
+    AKV_RETURN_IF_ERROR(ForEachLayer(layers.size(), [&](size_t l) -> Status {
       const LayerInput& input = layers[l];
       AKV_ASSIGN_OR_RETURN(const int64_t rows,
                            RowsWithin(layer_bytes[l], input, 1, "layer " + std::to_string(input.layer)));
-      AKV_ASSIGN_OR_RETURN(auto positions, select_(input, rows / input.keys.heads, backend));
-      kept.push_back(std::move(positions));
-    }
+      AKV_ASSIGN_OR_RETURN(kept[l], select_(input, rows / input.keys.heads, backend));
+      return {};
+    }));
     return kept;
   }
 
@@ -105,13 +106,13 @@ class PyramidKv final : public PooledEvictor {
   Result<std::vector<HeadPositions>> ChooseRows(std::span<const LayerInput> layers, int64_t rows,
                                                 const Backend& backend) const override {
     const int64_t per_head = rows / (static_cast<int64_t>(layers.size()) * layers[0].keys.heads);
-    std::vector<HeadPositions> kept;
-    for (const LayerInput& input : layers) {
-      const int64_t of_layer = PyramidRows(static_cast<int>(kept.size()), static_cast<int>(layers.size()),
-                                           input.keys.tokens, static_cast<double>(per_head));
-      AKV_ASSIGN_OR_RETURN(auto positions, SelectSnapKv(input, of_layer, backend));
-      kept.push_back(std::move(positions));
-    }
+    std::vector<HeadPositions> kept(layers.size());
+    AKV_RETURN_IF_ERROR(ForEachLayer(layers.size(), [&](size_t l) -> Status {
+      const int64_t of_layer = PyramidRows(static_cast<int>(l), static_cast<int>(layers.size()), layers[l].keys.tokens,
+                                           static_cast<double>(per_head));
+      AKV_ASSIGN_OR_RETURN(kept[l], SelectSnapKv(layers[l], of_layer, backend));
+      return {};
+    }));
     return kept;
   }
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 
+#include "baseline/each_layer.h"
 #include "baseline/evictors.h"
 #include "baseline/ggml_blocks.h"
 #include "baseline/kivi.h"
@@ -33,11 +34,11 @@ class Quantiser final : public Method {
         return Unsupported("head dim " + std::to_string(layers[0].keys.head_dim) +
                            "; this quantiser needs a multiple of " + std::to_string(group_));
       }
-      Segments segments;
-      for (const LayerInput& input : layers) {
-        AKV_ASSIGN_OR_RETURN(auto segment, make_(input, backend));
-        segments.push_back(std::move(segment));
-      }
+      Segments segments(layers.size());
+      AKV_RETURN_IF_ERROR(ForEachLayer(layers.size(), [&](size_t l) -> Status {
+        AKV_ASSIGN_OR_RETURN(segments[l], make_(layers[l], backend));
+        return {};
+      }));
       return segments;
     });
   }

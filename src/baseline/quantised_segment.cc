@@ -148,9 +148,14 @@ void QuantisedSegment::Attend(int kv_head, const QueryRows& queries, int64_t fir
 }
 
 Status QuantisedSegment::Dequantize(HeadsView<float> keys, HeadsView<float> values) const {
+  const int64_t blocks = (tokens_ + kBlock - 1) / kBlock;
+#pragma omp parallel for collapse(2) schedule(static)
   for (int64_t h = 0; h < kv_heads_; ++h) {
-    DecodeRows(kKeys, h, 0, tokens_, keys.row(h, 0), keys.token_stride);
-    DecodeRows(kValues, h, 0, tokens_, values.row(h, 0), values.token_stride);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t first = block * kBlock, last = std::min(first + kBlock, tokens_);
+      DecodeRows(kKeys, h, first, last, keys.row(h, first), keys.token_stride);
+      DecodeRows(kValues, h, first, last, values.row(h, first), values.token_stride);
+    }
   }
   return {};
 }

@@ -16,6 +16,10 @@ HeadScores Zeros(const HeadsView<const float>& shape) {
 
 // Attention of the last `window` queries per position, mean over them and over the query heads of a kv head.
 Result<HeadScores> WindowAttention(const LayerInput& input, int64_t window, const Backend& backend) {
+  if (input.window_attention != nullptr && input.attention_window == window) {
+    const float* known = input.window_attention;
+    return HeadScores{{known, known + input.keys.heads * input.keys.tokens}, input.keys.tokens};
+  }
   AttentionStats stats;
   HeadScores scores;
   AKV_RETURN_IF_ERROR(backend.Score(NarrowWindow(input, window), &stats, &scores));
@@ -78,28 +82,33 @@ class MeanRotation {
 
 // Gaussian moments of one head's future queries.
 struct QueryMoments {
-  std::vector<double> mean;        // [head_dim]
-  std::vector<double> covariance;  // [head_dim, head_dim]
+  std::vector<double> mean;       // [head_dim]
+  std::vector<float> covariance;  // [head_dim, head_dim], symmetric
 
   QueryMoments(const LayerInput& input, int64_t q_head, const MeanRotation& rotation) {
     const int64_t n = input.keys.head_dim;
     mean.assign(input.query_mean + q_head * n, input.query_mean + (q_head + 1) * n);
-    covariance.assign(input.query_covariance + q_head * n * n, input.query_covariance + (q_head + 1) * n * n);
+    std::vector<double> rotated(input.query_covariance + q_head * n * n, input.query_covariance + (q_head + 1) * n * n);
     rotation.Apply(mean.data(), 1);
-    for (int64_t row = 0; row < n; ++row) rotation.Apply(&covariance[static_cast<size_t>(row * n)], 1);
-    for (int64_t column = 0; column < n; ++column) rotation.Apply(&covariance[static_cast<size_t>(column)], n);
+    for (int64_t row = 0; row < n; ++row) rotation.Apply(&rotated[static_cast<size_t>(row * n)], 1);
+    for (int64_t column = 0; column < n; ++column) rotation.Apply(&rotated[static_cast<size_t>(column)], n);
+    covariance.assign(rotated.begin(), rotated.end());
   }
 
   // log E[exp(q . k / sqrt(n))].
   double LogWeight(const float* key) const noexcept {
     const auto n = static_cast<int64_t>(mean.size());
-    double product[kMaxHeadDim] = {};  // k^T covariance
+    // k^T C k, from the upper half of C: the method's cost lies here, in single precision without a reduction.
+    float product[kMaxHeadDim] = {};
     for (int64_t i = 0; i < n; ++i) {
-      const double* row = &covariance[static_cast<size_t>(i * n)];
-      for (int64_t j = 0; j < n; ++j) product[j] += key[i] * row[j];
+      const float* row = &covariance[static_cast<size_t>(i * n)];
+      product[i] += 0.5f * key[i] * row[i];
+      for (int64_t j = i + 1; j < n; ++j) product[j] += key[i] * row[j];
     }
+    double quadratic = 0.0;
+    for (int64_t i = 0; i < n; ++i) quadratic += 2.0 * static_cast<double>(product[i]) * static_cast<double>(key[i]);
     const auto dim = static_cast<double>(n);
-    return Dot(mean.data(), key, n) / std::sqrt(dim) + Dot(product, key, n) / (2 * dim);
+    return Dot(mean.data(), key, n) / std::sqrt(dim) + quadratic / (2 * dim);
   }
 };
 

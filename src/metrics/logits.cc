@@ -4,10 +4,20 @@
 #include <cmath>
 
 namespace anchorkv {
+namespace {
+
+// Probabilities below e^kNegligible of the largest change no sum of a vocabulary's: most logits need no exponential.
+constexpr double kNegligible = -50;
+
+}  // namespace
+
 double LogSumExp(std::span<const float> logits) noexcept {
   const double max = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
-  for (const float x : logits) sum += std::exp(static_cast<double>(x) - max);
+  for (const float x : logits) {
+    const double below = static_cast<double>(x) - max;
+    if (!(below < kNegligible)) sum += std::exp(below);  // what is not a number stays one
+  }
   return max + std::log(sum);
 }
 
@@ -20,6 +30,7 @@ double KlDivergence(std::span<const float> p_logits, double p_log_sum, std::span
   double kl = 0;
   for (size_t i = 0; i < p_logits.size(); ++i) {
     const double log_p = p_logits[i] - p_log_sum;
+    if (log_p < kNegligible) continue;
     const double log_q = q_logits[i] - q_log_sum;
     kl += std::exp(log_p) * (log_p - log_q);
   }

@@ -45,6 +45,11 @@ struct LayerInput {
   const RopeTable* rope = nullptr;
   PriorState prior;
 
+  // Optional: what Backend::Score says of the last attention_window queries, [kv_heads, tokens], for methods that ask
+  // for just that window.
+  const float* window_attention = nullptr;
+  int attention_window = 0;
+
   // Observed on request (see Observations), else null. The first kMomentSinks positions are left out of the moments.
   const float* query_mean = nullptr;        // [q_heads, head_dim], before RoPE
   const float* query_covariance = nullptr;  // [q_heads, head_dim, head_dim], before RoPE

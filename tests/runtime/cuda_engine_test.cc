@@ -279,6 +279,21 @@ TEST_P(CudaEngine, PrefilledCachesHoldTheSegmentsOfRecords) {
   EXPECT_LT(Difference(expected, logits), 2e-3);  // 16-bit rows against the exact ones
 }
 
+TEST_P(CudaEngine, WindowAttentionIsTheBackends) {
+  const auto record = Record(device_.get(), {.window = 64}, {kPrompt, kPrompt + 20});
+  for (int l = 0; l < record->layers(); ++l) {
+    const LayerInput layer = record->layer(l);
+    ASSERT_NE(layer.window_attention, nullptr);
+    ASSERT_EQ(layer.attention_window, 64);
+    AttentionStats stats;
+    HeadScores scores;
+    ASSERT_TRUE(ReferenceBackend().Score(NarrowWindow(layer, 64), &stats, &scores).ok());
+    const std::vector<float> known(layer.window_attention, layer.window_attention + scores.data.size());
+    EXPECT_LT(Difference(scores.data, known), 1e-4) << "layer " << l;
+  }
+  EXPECT_EQ(Record(device_.get(), {.window = 63}, {kPrompt})->layer(0).window_attention, nullptr);
+}
+
 TEST_P(CudaEngine, BaselinesAnswerAsOnTheCpu) {
   const Observations wanted{.window = 64};
   const auto record = Record(device_.get(), wanted, {kPrompt});

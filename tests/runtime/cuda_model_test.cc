@@ -59,7 +59,7 @@ TEST_F(CudaModel, F32WeightsGiveTheSameGreedyTokens) {
 }
 
 // The CPU rounds activations to 8 bits for products with quantised weights, the GPU does not: the distance is the CPU's
-// rounding. Against the same weights as F32 the GPU must be nearer than the CPU is.
+// rounding. To the same weights as F32 the GPU must be close.
 TEST_F(CudaModel, QuantisedWeightsStayClose) {
   const std::vector<int32_t> tokens = TextTokens(path_, kTokens);
   if (tokens.size() < kTokens) GTEST_SKIP() << "the text is missing on this machine";
@@ -73,14 +73,16 @@ TEST_F(CudaModel, QuantisedWeightsStayClose) {
   const Distance appended = Compare(expected, AppendedLogits(device.get(), tokens), vocab);
   print("CPU against GPU, appended", appended, tokens.size());
   EXPECT_LE(appended.mean_kl, 5e-3);
-  EXPECT_GE(appended.same_top, 0.98 * kTokens);
   const std::vector<float> exact = AppendedLogits(LoadEngine(F32Copy(path_)).get(), tokens);
   const Distance of_host = Compare(exact, expected, vocab);
   const Distance of_device = Compare(RowsFrom(exact, vocab, kPrompt - 1),
                                      PrefilledLogits(device.get(), tokens, kPrompt, ExactConfig(*device)), vocab);
   print("F32 weights against CPU", of_host, tokens.size());
   print("F32 weights against GPU, prefilled", of_device, tokens.size() - kPrompt + 1);
-  EXPECT_LT(of_device.mean_kl, of_host.mean_kl);
+  EXPECT_LT(of_device.mean_kl, 1e-4);
+  EXPECT_GE(of_device.same_top, 0.98 * static_cast<double>(tokens.size() - kPrompt + 1));
+  // As often as the CPU agrees with the F32 weights, give or take what chance does to 512 positions.
+  EXPECT_GE(appended.same_top, of_host.same_top - kTokens / 50);
 }
 
 }  // namespace

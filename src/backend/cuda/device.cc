@@ -4,6 +4,7 @@
 
 #include "backend/cuda/check.h"
 #include "backend/cuda/code_tables.h"
+#include "base/aligned_buffer.h"
 #include "format/residual_code.h"
 
 namespace anchorkv::cuda {
@@ -38,11 +39,14 @@ Result<DeviceBuffer> DeviceBuffer::Make(size_t bytes, const char* what) {
   }
   buffer.data_ = static_cast<std::byte*>(data);
   buffer.bytes_ = bytes;
+  CountAllocation(static_cast<int64_t>(bytes));
   return buffer;
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) (void)cudaFree(data_);
+  if (data_ == nullptr) return;
+  (void)cudaFree(data_);
+  CountAllocation(-static_cast<int64_t>(bytes_));
 }
 
 Status Upload(void* device, const void* host, size_t bytes, Stream stream) {

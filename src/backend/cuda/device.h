@@ -30,7 +30,7 @@ Result<DeviceInfo> CurrentDevice();
 // Waits for the stream and reports errors of everything before.
 Status Synchronize(Stream stream);
 
-// Owned device memory, not initialised.
+// Owned device memory, not initialised; counted as AlignedBuffers are.
 class DeviceBuffer {
  public:
   DeviceBuffer() noexcept = default;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cuda/check.h"
+#include "baseline/eviction.h"
 #include "runtime/cuda/ops.h"
 #include "runtime/cuda/prefill_attention.h"
 #include "runtime/recorder.h"
@@ -106,8 +107,34 @@ Status DeviceRecord::MakeReadable() const {
     AKV_RETURN_IF_ERROR(copy(to.values, from.values, tokens() * kv_width_));
     AKV_RETURN_IF_ERROR(copy(to.queries, from.queries, query_rows() * query_width_));
   }
+  AKV_RETURN_IF_ERROR(ScoreWindow());
   AKV_RETURN_IF_ERROR(Synchronize(parts_.stream));
   host_->owner = this;
+  return {};
+}
+
+// What the methods of SnapKV's family ask for; the GPU has it at once.
+Status DeviceRecord::ScoreWindow() const {
+  host_->window_attention.clear();
+  if (observations_.window < kSnapKvWindow || query_rows() < kSnapKvWindow || tokens() <= kSnapKvWindow) return {};
+  const ModelInfo& info = parts_.spec->info;
+  CompressorShape shape;
+  shape.kv_heads = info.kv_heads;
+  shape.gqa_ratio = info.q_heads / info.kv_heads;
+  shape.head_dim = info.head_dim;
+  shape.tokens = token_capacity_;
+  shape.window = kSnapKvWindow;
+  shape.anchors = 1;
+  if (!host_->scorer.Holds(shape)) {
+    host_->scorer = LayerCompressor();
+    AKV_ASSIGN_OR_RETURN(host_->scorer, LayerCompressor::Make(shape));
+  }
+  host_->window_attention.resize(layers_.size());
+  for (int i = 0; i < layers(); ++i) {
+    AKV_RETURN_IF_ERROR(host_->scorer.Score(DeviceLayer(i, kSnapKvWindow), parts_.stream));
+    AKV_RETURN_IF_ERROR(DownloadFloats(&host_->window_attention[static_cast<size_t>(i)], host_->scorer.arrays().scores,
+                                       info.kv_heads * tokens(), parts_.stream));
+  }
   return {};
 }
 
@@ -128,6 +155,10 @@ LayerInput DeviceRecord::layer(int layer) const noexcept {
   input.values = {rows.values, info.kv_heads, tokens(), dim, dim, kv_width_};
   input.queries = {rows.queries + (query_rows() - window) * query_width_, info.q_heads, window, dim, dim, query_width_};
   input.rope = rope_.get();
+  if (!host_->window_attention.empty()) {
+    input.window_attention = host_->window_attention[static_cast<size_t>(layer)].data();
+    input.attention_window = kSnapKvWindow;
+  }
   if (texts_.empty()) return input;
   const Observed& seen = texts_.back().layers[static_cast<size_t>(layer)];
   input.query_mean = DataOrNull(seen.query_mean);
@@ -156,9 +187,12 @@ Status DeviceRecord::Pop() {
 }
 
 DeviceLayerInput DeviceRecord::device_layer(int layer) const noexcept {
+  return DeviceLayer(layer, std::min<int64_t>(observations_.window, query_rows()));
+}
+
+DeviceLayerInput DeviceRecord::DeviceLayer(int layer, int64_t window) const noexcept {
   const ModelInfo& info = parts_.spec->info;
   const Layer& rows = layers_[static_cast<size_t>(layer)];
-  const int64_t window = std::min<int64_t>(observations_.window, query_rows());
   const auto view = [&](const float* data, int heads, int64_t count, int64_t width) {
     return DeviceHeads{data, Element::kF32, heads, count, info.head_dim, info.head_dim, width};
   };

@@ -41,7 +41,9 @@ class PinnedBuffer {
 // The host copy, which records of one engine use in turn.
 struct HostCopy {
   PinnedBuffer buffer;
-  const void* owner = nullptr;  // whose rows it holds
+  const void* owner = nullptr;                       // whose rows it holds
+  std::vector<std::vector<float>> window_attention;  // by layer, or empty: LayerInput::window_attention
+  LayerCompressor scorer;
 };
 
 class DeviceRecord final : public PromptRecord {
@@ -96,6 +98,8 @@ class DeviceRecord final : public PromptRecord {
     const float *keys, *values, *queries;
   };
   HostRows host_rows(int layer) const noexcept;
+  Status ScoreWindow() const;
+  DeviceLayerInput DeviceLayer(int layer, int64_t window) const noexcept;
   int64_t LayerFloats() const noexcept { return 2 * tokens() * kv_width_ + query_rows() * query_width_; }
 
   DeviceParts parts_;
