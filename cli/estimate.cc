@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/device_options.h"
 #include "cli/kv_options.h"
 #include "cli/report.h"
 #include "cli/validators.h"
@@ -24,6 +25,7 @@ struct EstimateOptions {
   std::vector<int64_t> contexts;
   std::vector<double> ratios;
   MethodOptions method;
+  DeviceOptions device;
   bool json = false;
   bool verbose = false;
 };
@@ -33,6 +35,7 @@ struct ModelShape {
   int layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  int64_t file_bytes = 0;  // 0 for a shape
 };
 
 // Layers, kv heads and head_dim that a GGUF file can name.
@@ -111,6 +114,16 @@ Row MethodRow(const ModelShape& model, int64_t context, const CodecOptions& code
   return row;
 }
 
+// Weights and cache against what is free. Intermediate rows of the prefill are not counted.
+void NoteWhatDoesNotFit(const ModelShape& model, const GpuInfo& gpu, std::vector<Row>* rows) {
+  for (Row& row : *rows) {
+    const double missing = row.bytes + static_cast<double>(model.file_bytes - gpu.free_bytes);
+    if (row.bytes <= 0 || missing <= 0) continue;
+    row.note +=
+        fmt::format("{}does not fit: {} more than is free", row.note.empty() ? "  " : "; ", FormatBytes(missing));
+  }
+}
+
 // "2", or "2+3" where two widths are used, or "-" without residuals.
 std::string Bits(const Budget& budget, Side side) {
   std::string text;
@@ -172,11 +185,20 @@ int Estimate(const EstimateOptions& options) {
   if (options.shape.empty()) {
     const Result<ModelInfo> info = ReadModelInfo(options.model);
     if (!info.ok()) return Fail(info.status());
-    model = {info->name, info->layers, info->kv_heads, info->head_dim};
+    model = {info->name, info->layers, info->kv_heads, info->head_dim, info->file_bytes};
   } else {
     const Result<ModelShape> shape = ParseShape(options.shape);
     if (!shape.ok()) return FailUsage(shape.status());
     model = *shape;
+  }
+
+  const Result<Device> device = ResolveDevice(options.device, model.layers);
+  if (!device.ok()) return FailUsage(device.status());
+  std::optional<GpuInfo> gpu;
+  if (*device == Device::kCuda) {
+    Result<GpuInfo> found = QueryGpu();
+    if (!found.ok()) return Fail(found.status());
+    gpu = std::move(*found);
   }
 
   std::vector<Row> rows;
@@ -190,15 +212,27 @@ int Estimate(const EstimateOptions& options) {
       }
     }
   }
+  if (gpu) NoteWhatDoesNotFit(model, *gpu, &rows);
   if (options.json) {
     nlohmann::ordered_json json = {
         {"model", model.name}, {"layers", model.layers}, {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}};
+    if (gpu) {
+      json["gpu"] = {{"name", gpu->name}, {"total_bytes", gpu->total_bytes}, {"free_bytes", gpu->free_bytes}};
+    }
     json["rows"] = nlohmann::ordered_json::array();
     for (const Row& row : rows) json["rows"].push_back(ToJson(row));
     std::printf("%s\n", Dump(json).c_str());
   } else {
     fmt::print("{}: {} layers, {} kv heads, head dimension {}\n", model.name, model.layers, model.kv_heads,
                model.head_dim);
+    if (gpu) {
+      fmt::print("{}: {} free of {}", gpu->name, FormatBytes(static_cast<double>(gpu->free_bytes)),
+                 FormatBytes(static_cast<double>(gpu->total_bytes)));
+      if (model.file_bytes > 0) {
+        fmt::print("; the weights take {}", FormatBytes(static_cast<double>(model.file_bytes)));
+      }
+      fmt::print("\n");
+    }
     PrintTable(rows);
   }
   return kExitOk;
@@ -228,6 +262,7 @@ void AddEstimateCommand(CLI::App* app, Action* action) {
       ->take_all()
       ->check(Number(1, kUnbounded));
   AddMethodOptions(estimate, &options->method);
+  AddDeviceOptions(estimate, &options->device);
   estimate->add_flag("--json", options->json, "One JSON object on standard output");
   estimate->add_flag("-v,--verbose", options->verbose, "Show the messages of ggml and libllama");
   estimate->callback([options, action] { *action = [options] { return Estimate(*options); }; });

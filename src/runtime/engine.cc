@@ -21,6 +21,10 @@ constexpr int kMaxChunk = 65536;
 constexpr int kMaxWindow = 65536;
 constexpr int64_t kMaxContext = int64_t{1} << 24;  // tokens; RoPE tables of that many stay below 200 MB
 
+#ifndef ANCHORKV_HAS_CUDA
+Status NoCuda() { return Unsupported("this build has no CUDA; configure it with -DANCHORKV_ENABLE_CUDA=ON"); }
+#endif
+
 Status CheckRange(const char* what, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return Status();
   return InvalidArgument(std::string(what) + " is " + std::to_string(value) + "; allowed are " + std::to_string(min) +
@@ -28,6 +32,16 @@ Status CheckRange(const char* what, int64_t value, int64_t min, int64_t max) {
 }
 
 }  // namespace
+
+Result<GpuInfo> QueryGpu() {
+#ifdef ANCHORKV_HAS_CUDA
+  AKV_ASSIGN_OR_RETURN(const cuda::DeviceInfo device, cuda::CurrentDevice());
+  AKV_ASSIGN_OR_RETURN(const cuda::DeviceMemory memory, cuda::CurrentDeviceMemory());
+  return GpuInfo{device.name, memory.total_bytes, memory.free_bytes};
+#else
+  return NoCuda();
+#endif
+}
 
 Result<std::unique_ptr<Engine>> Engine::Load(const std::string& path, const EngineOptions& options) {
   AKV_RETURN_IF_ERROR(CheckRange("the number of threads", options.threads, 0, kMaxThreads));
@@ -48,7 +62,7 @@ Result<std::unique_ptr<Engine>> Engine::Load(const std::string& path, const Engi
 #ifdef ANCHORKV_HAS_CUDA
     AKV_ASSIGN_OR_RETURN(engine, cuda::CudaEngine::Make(file, std::move(spec), rope, resolved));
 #else
-    return Unsupported("this build has no CUDA; configure it with -DANCHORKV_ENABLE_CUDA=ON");
+    return NoCuda();
 #endif
   }
   engine->rope_ = std::move(rope);

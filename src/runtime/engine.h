@@ -47,6 +47,14 @@ class PromptRecord;
 
 enum class Device { kCpu, kCuda };
 
+// The GPU that a CUDA engine would use, without loading anything. Errors as of Engine::Load.
+struct GpuInfo {
+  std::string name;
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+};
+Result<GpuInfo> QueryGpu();
+
 struct EngineOptions {
   Device device = Device::kCpu;
   int threads = 0;          // 0: all cores

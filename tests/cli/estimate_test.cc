@@ -30,6 +30,22 @@ TEST(EstimateTest, Llama8bAt32K) {
   EXPECT_LT(PaperRow("32,8,128", "32768", "6.6")["residual_share_k"].get<double>(), 1.0);
 }
 
+// With a GPU the page says what is free on it, without one why not.
+TEST(EstimateTest, AsksTheGpu) {
+  const std::vector<std::string> command = {"estimate", "--shape", "32,8,128", "-c", "32768", "--device", "cuda"};
+  const ProgramResult result = RunProgram(command);
+  if (result.exit_code == 0) {
+    EXPECT_NE(result.out.find(" free of "), std::string::npos) << result.out;
+  } else {
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_TRUE(IsOneErrorLine(result.err)) << result.err;
+    EXPECT_NE(result.err.find("CUDA"), std::string::npos) << result.err;
+  }
+  const ProgramResult some = RunProgram({"estimate", "--shape", "32,8,128", "-c", "32768", "-ngl", "5"});
+  EXPECT_EQ(some.exit_code, 2);
+  EXPECT_NE(some.err.find("-ngl 5: the model has 32 layers"), std::string::npos) << some.err;
+}
+
 TEST(EstimateTest, SmallerHeads) {
   EXPECT_NEAR(PaperRow("32,8,64", "32768", "20")["residual_share_k"].get<double>(), 0.067, 0.002);
   EXPECT_NEAR(PaperRow("32,8,64", "32768", "10")["residual_share_k"].get<double>(), 0.42, 0.006);

@@ -26,6 +26,12 @@ Result<DeviceInfo> CurrentDevice() {
   return DeviceInfo{properties.name, properties.major, properties.minor, properties.multiProcessorCount};
 }
 
+Result<DeviceMemory> CurrentDeviceMemory() {
+  size_t free_bytes = 0, total_bytes = 0;
+  AKV_RETURN_IF_ERROR(ToStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "the GPU's memory"));
+  return DeviceMemory{static_cast<int64_t>(total_bytes), static_cast<int64_t>(free_bytes)};
+}
+
 Status Synchronize(Stream stream) { return ToStatus(cudaStreamSynchronize(stream), "work on the GPU"); }
 
 Result<DeviceBuffer> DeviceBuffer::Make(size_t bytes, const char* what) {

@@ -27,6 +27,12 @@ struct DeviceInfo {
 // The calling thread's device. kNotFound when there is no driver, no GPU, or one older than compute capability 8.0.
 Result<DeviceInfo> CurrentDevice();
 
+struct DeviceMemory {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+};
+Result<DeviceMemory> CurrentDeviceMemory();
+
 // Waits for the stream and reports errors of everything before.
 Status Synchronize(Stream stream);
 
