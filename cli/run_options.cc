@@ -54,7 +54,8 @@ void AddRunOptions(CLI::App* app, RunOptions* o) {
   add("-n,--predict,--n-predict", o->predict, "Tokens to generate; -1 until the answer ends (default)", "N", run)
       ->check(IntegerOr(-1, 1, kNoLimit));
   add("-t,--threads", o->threads, "Threads; 0 all cores (default)", "N", run)->check(Integer(0, kMaxThreads));
-  add("--ubatch-size", o->chunk, "Prefill chunk in tokens (-ub, default 512)", "N", run)->check(Integer(1, kMaxChunk));
+  add("--ubatch-size", o->chunk, "Prefill chunk on the CPU in tokens (-ub, default 512)", "N", run)
+      ->check(Integer(1, kMaxChunk));
   AddDeviceOptions(app, &o->device);
   add("--chat-template", o->chat_template, "A built-in chat template, or none for plain text (default: the model's)",
       "NAME", run);

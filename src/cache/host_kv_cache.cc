@@ -310,17 +310,8 @@ Result<std::unique_ptr<HostKvCache>> HostKvCache::MakeFromSegments(
     std::vector<std::shared_ptr<const Segment>> segments) {
   AKV_ASSIGN_OR_RETURN(std::unique_ptr<HostKvCache> cache, Make(config, std::move(rope), backend));
   Impl& impl = *cache->impl_;
-  if (segments.size() != impl.layers.size()) {
-    return InvalidArgument(std::to_string(segments.size()) + " segments for a cache of " +
-                           std::to_string(config.layers) + " layers; one per layer is needed");
-  }
-  const int64_t tokens = segments.front() == nullptr ? 0 : segments.front()->tokens();
-  for (size_t l = 0; l < segments.size(); ++l) {
-    if (segments[l] == nullptr || segments[l]->first_position() != 0 || segments[l]->tokens() != tokens) {
-      return InvalidArgument("the segment of layer " + std::to_string(l) +
-                             " is missing, does not start at position 0 or has another length than the first");
-    }
-  }
+  AKV_RETURN_IF_ERROR(CheckPromptSegments({segments.begin(), segments.end()}, config.layers));
+  const int64_t tokens = segments.front()->tokens();
   AKV_RETURN_IF_ERROR(impl.CheckPromptLayer(0, tokens, true));
   return GuardAllocation("a cache's segments", [&]() -> Result<std::unique_ptr<HostKvCache>> {
     for (size_t l = 0; l < segments.size(); ++l) {

@@ -15,4 +15,19 @@ std::string WhyNotCompressed(const CacheConfig& config, int64_t tail_rows, int64
   return {};
 }
 
+Status CheckPromptSegments(const StoredSegments& segments, int layers) {
+  if (segments.size() != static_cast<size_t>(layers)) {
+    return InvalidArgument(std::to_string(segments.size()) + " segments for a cache of " + std::to_string(layers) +
+                           " layers; one per layer is needed");
+  }
+  for (size_t l = 0; l < segments.size(); ++l) {
+    const StoredSegment* const segment = segments[l].get();
+    if (segment == nullptr || segment->first_position() != 0 || segment->tokens() != segments.front()->tokens()) {
+      return InvalidArgument("the segment of layer " + std::to_string(l) +
+                             " is missing, does not start at position 0 or has another length than the first");
+    }
+  }
+  return {};
+}
+
 }  // namespace anchorkv

@@ -8,6 +8,7 @@
 #include "anchorkv/options.h"
 #include "anchorkv/status.h"
 #include "backend/backend.h"
+#include "segment/segment.h"
 
 namespace anchorkv {
 
@@ -43,6 +44,9 @@ struct ByteBill {
 // Why a prompt of `prompt_tokens`, behind `tail_rows` exact tokens, stays exact in such a cache; empty: it is
 // compressed.
 std::string WhyNotCompressed(const CacheConfig& config, int64_t tail_rows, int64_t prompt_tokens);
+
+// kInvalidArgument unless the segments are a whole prompt: one per layer, all from position 0 and of one length.
+Status CheckPromptSegments(const StoredSegments& segments, int layers);
 
 class KvCache {
  public:

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <string>
 
+#include "codec/alloc_guard.h"
 #include "ggml.h"
 #include "runtime/gguf_file.h"
 #include "runtime/host_engine.h"
 #include "runtime/model_spec.h"
+#include "runtime/recorder.h"
 #ifdef ANCHORKV_HAS_CUDA
 #include "runtime/cuda/cuda_engine.h"
 #endif
@@ -120,7 +122,9 @@ Status Engine::CheckObservations(const Observations& observations) const {
   return CheckRange("the window", observations.window, 0, kMaxWindow);
 }
 
-Status Engine::CheckRepeatPrompts(std::span<const RepeatPrompt> prompts, int64_t record_tokens) const {
+Result<Engine::RepeatWeights> Engine::ObservePrompts(
+    std::span<const RepeatPrompt> prompts, int64_t record_tokens,
+    const std::function<Status(const RepeatPrompt&, RepeatWeights*)>& observe) const {
   if (prompts.empty()) return InvalidArgument("there are no prompts that repeat the record");
   for (const RepeatPrompt& prompt : prompts) {
     if (prompt.first < 0 || prompt.first >= prompt.last || prompt.last > record_tokens) {
@@ -129,7 +133,16 @@ Status Engine::CheckRepeatPrompts(std::span<const RepeatPrompt> prompts, int64_t
     }
     AKV_RETURN_IF_ERROR(CheckTokens(prompt.tokens, record_tokens));
   }
-  return Status();
+  return GuardAllocation("the weights of repeated positions", [&]() -> Result<RepeatWeights> {
+    const std::vector<float> none(static_cast<size_t>(info().kv_heads * record_tokens));
+    RepeatWeights weights(static_cast<size_t>(info().layers), none);
+    for (const RepeatPrompt& prompt : prompts) AKV_RETURN_IF_ERROR(observe(prompt, &weights));
+    const int64_t sinks = std::min<int64_t>(kRepeatSinks, record_tokens);
+    for (std::vector<float>& layer : weights) {
+      for (int h = 0; h < info().kv_heads; ++h) std::fill_n(layer.begin() + h * record_tokens, sinks, 1.0f);
+    }
+    return weights;
+  });
 }
 
 }  // namespace anchorkv

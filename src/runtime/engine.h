@@ -58,7 +58,7 @@ Result<GpuInfo> QueryGpu();
 struct EngineOptions {
   Device device = Device::kCpu;
   int threads = 0;          // 0: all cores
-  int chunk = 512;          // prefill chunk (-ub)
+  int chunk = 512;          // prefill chunk of the CPU (-ub); the GPU has its own
   int64_t max_context = 0;  // 0: the model's context; RoPE tables cover this many positions
   const Backend* backend =
       nullptr;  // of the CPU; nullptr: CpuBackend() where this build has it, else ReferenceBackend()
@@ -142,7 +142,11 @@ class Engine {
   // An empty cache to be filled by Prefill.
   Status CheckEmptyCache(const KvCache* cache) const;
   Status CheckObservations(const Observations& observations) const;
-  Status CheckRepeatPrompts(std::span<const RepeatPrompt> prompts, int64_t record_tokens) const;
+  // The frame of ObserveReconstruction: observe(prompt, weights) merges what one prompt shows into the weights,
+  // [kv_heads, record_tokens] per layer.
+  using RepeatWeights = std::vector<std::vector<float>>;
+  Result<RepeatWeights> ObservePrompts(std::span<const RepeatPrompt> prompts, int64_t record_tokens,
+                                       const std::function<Status(const RepeatPrompt&, RepeatWeights*)>& observe) const;
 
   std::shared_ptr<const RopeTable> rope_;
   int threads_ = 1;

@@ -96,23 +96,15 @@ Status HostEngine::Extend(PromptRecord* record, std::span<const int32_t> tokens,
 
 Status HostEngine::ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts) {
   AKV_ASSIGN_OR_RETURN(HostRecord* const own, Own(record));
-  const int64_t tokens = own->tokens();
-  AKV_RETURN_IF_ERROR(CheckRepeatPrompts(prompts, tokens));
-  return GuardAllocation("the weights of repeated positions", [&]() -> Status {
-    const std::vector<float> none(static_cast<size_t>(info().kv_heads * tokens));
-    std::vector<std::vector<float>> weights(static_cast<size_t>(info().layers), none);
-    for (const RepeatPrompt& prompt : prompts) {
-      RepeatObserver observer(*own, {prompt.first, prompt.last}, parts_.threads, &weights);
-      AKV_ASSIGN_OR_RETURN(const auto prefill, Prefill::Make(parts_, prompt.tokens, &observer));
-      AKV_RETURN_IF_ERROR(prefill->Run(nullptr, nullptr, {}));
-    }
-    const int64_t sinks = std::min<int64_t>(kRepeatSinks, tokens);
-    for (std::vector<float>& layer : weights) {
-      for (int h = 0; h < info().kv_heads; ++h) std::fill_n(layer.begin() + h * tokens, sinks, 1.0f);
-    }
-    Recorder::SetReconstruction(own, std::move(weights));
-    return Status();
-  });
+  AKV_ASSIGN_OR_RETURN(
+      RepeatWeights weights,
+      ObservePrompts(prompts, own->tokens(), [&](const RepeatPrompt& prompt, RepeatWeights* weights) -> Status {
+        RepeatObserver observer(*own, {prompt.first, prompt.last}, parts_.threads, weights);
+        AKV_ASSIGN_OR_RETURN(const auto prefill, Prefill::Make(parts_, prompt.tokens, &observer));
+        return prefill->Run(nullptr, nullptr, {});
+      }));
+  Recorder::SetReconstruction(own, std::move(weights));
+  return Status();
 }
 
 Result<StoredSegments> HostEngine::Compress(const PromptRecord& record, const CodecOptions& options) const {

@@ -9,7 +9,6 @@
 #include "codec/alloc_guard.h"
 #include "runtime/cuda/ops.h"
 #include "runtime/cuda/prompt_run.h"
-#include "runtime/recorder.h"
 
 namespace anchorkv::cuda {
 namespace {
@@ -205,23 +204,15 @@ Status CudaEngine::Extend(PromptRecord* record, std::span<const int32_t> tokens,
 Status CudaEngine::ObserveReconstruction(PromptRecord* record, std::span<const RepeatPrompt> prompts) {
   AKV_RETURN_IF_ERROR(Own(record).status());
   auto* own = static_cast<DeviceRecord*>(record);
-  const int64_t tokens = own->tokens();
-  AKV_RETURN_IF_ERROR(CheckRepeatPrompts(prompts, tokens));
-  return GuardAllocation("the weights of repeated positions", [&]() -> Status {
-    const std::vector<float> none(static_cast<size_t>(info().kv_heads * tokens));
-    std::vector<std::vector<float>> weights(static_cast<size_t>(info().layers), none);
-    for (const RepeatPrompt& prompt : prompts) {
-      AKV_ASSIGN_OR_RETURN(const auto observer, DeviceRepeatObserver::Make(parts_, *own, prompt, &weights));
-      AKV_ASSIGN_OR_RETURN(const auto run, PromptRun::Make(transformer_.get(), prompt.tokens, observer.get()));
-      AKV_RETURN_IF_ERROR(run->Run(nullptr, nullptr, {}));
-    }
-    const int64_t sinks = std::min<int64_t>(kRepeatSinks, tokens);
-    for (std::vector<float>& layer : weights) {
-      for (int h = 0; h < info().kv_heads; ++h) std::fill_n(layer.begin() + h * tokens, sinks, 1.0f);
-    }
-    own->set_reconstruction(std::move(weights));
-    return {};
-  });
+  AKV_ASSIGN_OR_RETURN(
+      RepeatWeights weights,
+      ObservePrompts(prompts, own->tokens(), [&](const RepeatPrompt& prompt, RepeatWeights* weights) -> Status {
+        AKV_ASSIGN_OR_RETURN(const auto observer, DeviceRepeatObserver::Make(parts_, *own, prompt, weights));
+        AKV_ASSIGN_OR_RETURN(const auto run, PromptRun::Make(transformer_.get(), prompt.tokens, observer.get()));
+        return run->Run(nullptr, nullptr, {});
+      }));
+  own->set_reconstruction(std::move(weights));
+  return {};
 }
 
 Result<StoredSegments> CudaEngine::Compress(const PromptRecord& record, const CodecOptions& options) const {
@@ -236,17 +227,9 @@ Result<StoredSegments> CudaEngine::Compress(const PromptRecord& record, const Co
 
 Result<std::unique_ptr<KvCache>> CudaEngine::MakeCache(StoredSegments segments) const {
   AKV_ASSIGN_OR_RETURN(auto cache, MakeDeviceCache(cache_config()));
-  if (segments.size() != static_cast<size_t>(info().layers)) {
-    return InvalidArgument(std::to_string(segments.size()) + " segments for a cache of " +
-                           std::to_string(info().layers) + " layers; one per layer is needed");
-  }
+  AKV_RETURN_IF_ERROR(CheckPromptSegments(segments, info().layers));
   DeviceSegments own;
-  for (size_t l = 0; l < segments.size(); ++l) {
-    const auto& segment = segments[l];
-    if (segment == nullptr || segment->first_position() != 0 || segment->tokens() != segments.front()->tokens()) {
-      return InvalidArgument("the segment of layer " + std::to_string(l) +
-                             " is missing, does not start at position 0 or has another length than the first");
-    }
+  for (const auto& segment : segments) {
     AKV_ASSIGN_OR_RETURN(auto on_device, ToDevice(segment, info().kv_heads, info().head_dim, stream_));
     own.push_back(std::move(on_device));
   }

@@ -73,8 +73,8 @@ Status DeviceKvCache::Truncate(int64_t n) {
   }
   if (n < compressed_) {
     if (n > 0) {
-      return InvalidArgument("cannot keep " + std::to_string(n) +
-                             " tokens; the first 0 are compressed and stay together");
+      return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the first " + std::to_string(compressed_) +
+                             " are compressed and stay together");
     }
     for (DeviceSegments& layer : layers_) layer.clear();
     compressed_ = 0;
