@@ -76,33 +76,7 @@ struct HeadRowsArgs {
 };
 Status StoreHeadRows(const HeadRowsArgs& args, Stream stream);
 
-// out[r] = index of the largest of logits[r], the lowest of equal ones. NaN is never the largest; a row without numbers
-// gives 0.
-Status ArgMax(const float* logits, int64_t rows, int64_t width, int32_t* out, Stream stream);
-
-// counters[i] += by.
-Status AddToCounters(int32_t* counters, int count, int32_t by, Stream stream);
-
 // flag[0] = 1 if any of x is not finite; otherwise it stays as it is.
 Status FlagNonFinite(const float* x, int64_t count, int32_t* flag, Stream stream);
-
-// Selected rows of every head, back to back: row offsets[h] + r of `out` is row ids[offsets[h] + r] of head h, rotated
-// to position first_position + id if `rope` is set.
-struct GatherArgs {
-  DeviceHeads rows;                  // keys before RoPE, or values
-  const DeviceRope* rope = nullptr;  // on the host, or null
-  int64_t first_position = 0;
-  const uint32_t* ids = nullptr;
-  const int64_t* offsets = nullptr;  // [heads + 1], ascending from 0 to total
-  int64_t total = 0;
-  void* out = nullptr;  // f16 [total, head_dim]
-};
-Status GatherRows(const GatherArgs& args, Stream stream);
-
-// How far the distributions of two models are apart, row by row, with p = softmax(reference) and q = softmax(logits):
-// kl = sum p (log p - log q), nll = -log q[target], top = ArgMax(logits). Natural logarithms, sums in double. Outputs
-// that are null are left out; nll needs a target.
-Status CompareRows(const float* reference, const float* logits, int64_t rows, int64_t width, const int32_t* target,
-                   double* kl, float* nll, int32_t* top, Stream stream);
 
 }  // namespace anchorkv::cuda

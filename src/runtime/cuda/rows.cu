@@ -58,10 +58,6 @@ __global__ void __launch_bounds__(kThreads) AddBiasKernel(float* y, const float*
   for (int64_t i = FirstItem(); i < count; i += ItemStride()) y[i] += bias[i % width];
 }
 
-__global__ void AddToCountersKernel(int32_t* counters, int count, int32_t by) {
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) counters[i] += by;
-}
-
 __global__ void __launch_bounds__(kThreads) FlagNonFiniteKernel(const float* x, int64_t count, int32_t* flag) {
   for (int64_t i = FirstItem(); i < count; i += ItemStride()) {
     if (!isfinite(x[i])) *flag = 1;  // all that write write the same
@@ -106,27 +102,6 @@ __global__ void __launch_bounds__(kThreads) StoreHeadRowsKernel(const __grid_con
   }
   const int64_t out_row = Counter(args.out_row) + args.out_row_offset + token;
   StoreNarrowed(v, args.head_dim, static_cast<T*>(args.out) + head * args.head_stride + out_row * args.token_stride);
-}
-
-struct GatheredRows {
-  GatherArgs args;
-  DeviceRope rope;
-};
-
-// One warp per row.
-template <int N>
-__global__ void __launch_bounds__(kThreads) GatherRowsKernel(const __grid_constant__ GatheredRows gathered) {
-  __shared__ float memory[kWarps][kWarpSize * N];
-  const GatherArgs& args = gathered.args;
-  const int64_t row = int64_t{blockIdx.x} * kWarps + WarpId();
-  if (row >= args.total) return;
-  int64_t head = 0;
-  while (args.offsets[head + 1] <= row) ++head;
-  const int64_t id = args.ids[row];
-  WarpVector<N> v = LoadRow<N>(args.rows, head, id);
-  if (args.rope != nullptr) Rotate(gathered.rope, args.first_position + id, memory[WarpId()], &v);
-  const int head_dim = args.rows.head_dim;
-  StoreNarrowed(v, head_dim, static_cast<__half*>(args.out) + row * head_dim);
 }
 
 Status CheckRope(const DeviceRope* rope, int head_dim) {
@@ -176,27 +151,10 @@ Status StoreHeadRows(const HeadRowsArgs& args, Stream stream) {
   });
 }
 
-Status AddToCounters(int32_t* counters, int count, int32_t by, Stream stream) {
-  AddToCountersKernel<<<1, kWarpSize, 0, stream>>>(counters, count, by);
-  return LaunchStatus("counting");
-}
-
 Status FlagNonFinite(const float* x, int64_t count, int32_t* flag, Stream stream) {
   constexpr int64_t kEach = 4;
   FlagNonFiniteKernel<<<BlocksFor(count, kEach * kThreads), kThreads, 0, stream>>>(x, count, flag);
   return LaunchStatus("looking for numbers that are not finite");
-}
-
-Status GatherRows(const GatherArgs& args, Stream stream) {
-  AKV_RETURN_IF_ERROR(CheckHeadDim(args.rows.head_dim));
-  AKV_RETURN_IF_ERROR(CheckRope(args.rope, args.rows.head_dim));
-  if (args.total == 0) return {};
-  const GatheredRows gathered{args, args.rope != nullptr ? *args.rope : DeviceRope()};
-  const auto blocks = static_cast<unsigned>(CeilDiv(args.total, kWarps));
-  return ForWidth(args.rows.head_dim, [&](auto width) {
-    GatherRowsKernel<width()><<<blocks, kThreads, 0, stream>>>(gathered);
-    return LaunchStatus("gathering rows of heads");
-  });
 }
 
 }  // namespace anchorkv::cuda
