@@ -40,7 +40,7 @@ HeadPositions TopPositions(const HeadScores& scores, int64_t rows, const Protect
 // position).
 HeadPositions PooledPositions(const HeadScores& scores, int64_t total, int64_t safe, const Protection& protection);
 
-// --- Scores [kv_heads, tokens]; higher is kept.
+// --- Scores [kv_heads, tokens]; higher is kept. What a layer shows as known already is not computed again.
 
 // Mean attention of the last `window` queries before the window, pooled over kSnapKvKernel neighbours with zeros
 // beyond the ends; 0 inside the window.
@@ -55,6 +55,15 @@ Result<HeadScores> KeyDiffScores(const LayerInput& input);
 HeadScores KeyNormScores(const LayerInput& input);
 // (attention expected of the next kFuturePositions queries + epsilon) * length of the value; 0 for the sinks.
 HeadScores ExpectedScores(const LayerInput& input, double epsilon);
+
+// The queries at the kFuturePositions positions after the prompt, taken as Gaussian, after RoPE. Makes
+// LayerInput::expected_log_weights mean . k / sqrt(head_dim) + k . covariance k / (2 head_dim) for a key after RoPE.
+struct FutureQueries {
+  std::vector<double> mean;       // [q_heads, head_dim]
+  std::vector<float> covariance;  // [q_heads, head_dim, head_dim], symmetric
+};
+// From the moments that the layer shows.
+FutureQueries ExpectFutureQueries(const LayerInput& input);
 
 // --- The methods. rows >= 1 per kv head; rows >= tokens keeps everything. What a method asks to observe must be there.
 

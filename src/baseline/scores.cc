@@ -80,37 +80,44 @@ class MeanRotation {
   std::vector<double> cos_, sin_;
 };
 
-// Gaussian moments of one head's future queries.
-struct QueryMoments {
-  std::vector<double> mean;       // [head_dim]
-  std::vector<float> covariance;  // [head_dim, head_dim], symmetric
-
-  QueryMoments(const LayerInput& input, int64_t q_head, const MeanRotation& rotation) {
-    const int64_t n = input.keys.head_dim;
-    mean.assign(input.query_mean + q_head * n, input.query_mean + (q_head + 1) * n);
-    std::vector<double> rotated(input.query_covariance + q_head * n * n, input.query_covariance + (q_head + 1) * n * n);
-    rotation.Apply(mean.data(), 1);
-    for (int64_t row = 0; row < n; ++row) rotation.Apply(&rotated[static_cast<size_t>(row * n)], 1);
-    for (int64_t column = 0; column < n; ++column) rotation.Apply(&rotated[static_cast<size_t>(column)], n);
-    covariance.assign(rotated.begin(), rotated.end());
+// log E[exp(q . k / sqrt(n))] for queries of one head with this mean [n] and covariance [n, n].
+double LogWeight(const double* mean, const float* covariance, const float* key, int64_t n) noexcept {
+  // k^T C k, from the upper half of C: the method's cost lies here, in single precision without a reduction.
+  float product[kMaxHeadDim] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    const float* row = covariance + i * n;
+    product[i] += 0.5f * key[i] * row[i];
+    for (int64_t j = i + 1; j < n; ++j) product[j] += key[i] * row[j];
   }
+  double quadratic = 0.0;
+  for (int64_t i = 0; i < n; ++i) quadratic += 2.0 * static_cast<double>(product[i]) * static_cast<double>(key[i]);
+  const auto dim = static_cast<double>(n);
+  return Dot(mean, key, n) / std::sqrt(dim) + quadratic / (2 * dim);
+}
 
-  // log E[exp(q . k / sqrt(n))].
-  double LogWeight(const float* key) const noexcept {
-    const auto n = static_cast<int64_t>(mean.size());
-    // k^T C k, from the upper half of C: the method's cost lies here, in single precision without a reduction.
-    float product[kMaxHeadDim] = {};
-    for (int64_t i = 0; i < n; ++i) {
-      const float* row = &covariance[static_cast<size_t>(i * n)];
-      product[i] += 0.5f * key[i] * row[i];
-      for (int64_t j = i + 1; j < n; ++j) product[j] += key[i] * row[j];
+// LayerInput::expected_log_weights, which hold for the positions after the sinks.
+std::vector<double> ExpectedLogWeights(const LayerInput& input) {
+  const HeadsView<const float>& keys = input.keys;
+  const auto size = static_cast<size_t>(input.queries.heads * keys.tokens);
+  if (const double* known = input.expected_log_weights; known != nullptr) return {known, known + size};
+  const int64_t n = keys.head_dim;
+  const int64_t ratio = input.gqa_ratio();
+  const FutureQueries queries = ExpectFutureQueries(input);
+  std::vector<double> weights(size);
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t h = 0; h < keys.heads; ++h) {
+    float key[kMaxHeadDim];
+    for (int64_t t = kEvictionSinks; t < keys.tokens; ++t) {
+      std::copy_n(keys.row(h, t), n, key);
+      input.rope->Rotate(input.first_position + t, key);
+      for (int64_t q = h * ratio; q < (h + 1) * ratio; ++q) {
+        weights[static_cast<size_t>(q * keys.tokens + t)] = LogWeight(
+            &queries.mean[static_cast<size_t>(q * n)], &queries.covariance[static_cast<size_t>(q * n * n)], key, n);
+      }
     }
-    double quadratic = 0.0;
-    for (int64_t i = 0; i < n; ++i) quadratic += 2.0 * static_cast<double>(product[i]) * static_cast<double>(key[i]);
-    const auto dim = static_cast<double>(n);
-    return Dot(mean.data(), key, n) / std::sqrt(dim) + quadratic / (2 * dim);
   }
-};
+  return weights;
+}
 
 // weights := softmax(weights).
 void Softmax(std::span<double> weights) {
@@ -161,11 +168,15 @@ HeadScores ObservedScores(const LayerInput& input) {
 }
 
 Result<HeadScores> KeyDiffScores(const LayerInput& input) {
+  HeadScores scores = Zeros(input.keys);
+  if (input.key_cosines != nullptr) {
+    for (size_t i = 0; i < scores.data.size(); ++i) scores.data[i] = -input.key_cosines[i];
+    return scores;
+  }
   AKV_ASSIGN_OR_RETURN(const AlignedBuffer buffer, RotatedKeys(input));
   const int64_t heads = input.keys.heads;
   const int64_t head_dim = input.keys.head_dim;
   const HeadsView<const float> keys = HeadMajor(buffer.as<float>(), heads, input.keys.tokens, head_dim);
-  HeadScores scores = Zeros(input.keys);
 #pragma omp parallel for schedule(static)
   for (int64_t h = 0; h < heads; ++h) {
     double mean[kMaxHeadDim] = {};
@@ -196,32 +207,38 @@ HeadScores KeyNormScores(const LayerInput& input) {
   return scores;
 }
 
+FutureQueries ExpectFutureQueries(const LayerInput& input) {
+  const int64_t n = input.keys.head_dim;
+  const int64_t heads = input.queries.heads;
+  const MeanRotation rotation(*input.rope, input.first_position + input.keys.tokens - 1);
+  FutureQueries queries;
+  queries.mean.assign(input.query_mean, input.query_mean + heads * n);
+  for (int64_t q = 0; q < heads; ++q) {
+    rotation.Apply(&queries.mean[static_cast<size_t>(q * n)], 1);
+    const float* observed = input.query_covariance + q * n * n;
+    std::vector<double> rotated(observed, observed + n * n);
+    for (int64_t row = 0; row < n; ++row) rotation.Apply(&rotated[static_cast<size_t>(row * n)], 1);
+    for (int64_t column = 0; column < n; ++column) rotation.Apply(&rotated[static_cast<size_t>(column)], n);
+    queries.covariance.insert(queries.covariance.end(), rotated.begin(), rotated.end());
+  }
+  return queries;
+}
+
 HeadScores ExpectedScores(const LayerInput& input, double epsilon) {
   HeadScores scores = Zeros(input.keys);
   const int64_t tokens = scores.tokens;
   if (tokens <= kEvictionSinks) return scores;
-  const MeanRotation rotation(*input.rope, input.first_position + tokens - 1);
   const int64_t ratio = input.gqa_ratio();
-  std::vector<QueryMoments> moments;
-  for (int64_t q = 0; q < input.queries.heads; ++q) moments.emplace_back(input, q, rotation);
-  std::vector<double> log_weights(static_cast<size_t>(input.queries.heads * tokens));
+  std::vector<double> weights = ExpectedLogWeights(input);
 #pragma omp parallel for schedule(dynamic)
   for (int64_t h = 0; h < input.keys.heads; ++h) {
-    double* weights = &log_weights[static_cast<size_t>(h * ratio * tokens)];
-    float key[kMaxHeadDim];
-    for (int64_t t = kEvictionSinks; t < tokens; ++t) {
-      std::copy_n(input.keys.row(h, t), input.keys.head_dim, key);
-      input.rope->Rotate(input.first_position + t, key);
-      for (int64_t g = 0; g < ratio; ++g) {
-        weights[g * tokens + t] = moments[static_cast<size_t>(h * ratio + g)].LogWeight(key);
-      }
-    }
+    double* of_head = &weights[static_cast<size_t>(h * ratio * tokens)];
     const auto scored = static_cast<size_t>(tokens - kEvictionSinks);
-    for (int64_t g = 0; g < ratio; ++g) Softmax({weights + g * tokens + kEvictionSinks, scored});
+    for (int64_t g = 0; g < ratio; ++g) Softmax({of_head + g * tokens + kEvictionSinks, scored});
     for (int64_t t = kEvictionSinks; t < tokens; ++t) {
       double mean = 0.0;
       for (int64_t g = 0; g < ratio; ++g) {
-        mean += weights[g * tokens + t] / static_cast<double>(ratio);
+        mean += of_head[g * tokens + t] / static_cast<double>(ratio);
       }
       scores.head(h)[t] = static_cast<float>((mean + epsilon) * Norm(input.values.row(h, t), input.values.head_dim));
     }

@@ -49,6 +49,12 @@ struct LayerInput {
   // for just that window.
   const float* window_attention = nullptr;
   int attention_window = 0;
+  // Optional: what methods compute of the keys themselves, where it is known already.
+  // [kv_heads, tokens]: cosine of a key after RoPE with the mean direction of its head's keys, 0 where there is none.
+  const float* key_cosines = nullptr;
+  // [q_heads, tokens]: log E[exp(q . k / sqrt(head_dim))] over the queries that will follow the prompt; the first
+  // kMomentSinks do not matter.
+  const double* expected_log_weights = nullptr;
 
   // Observed on request (see Observations), else null. The first kMomentSinks positions are left out of the moments.
   const float* query_mean = nullptr;        // [q_heads, head_dim], before RoPE

@@ -278,6 +278,37 @@ TEST_P(Eviction, AdaExpectedIsItsDefinition) {
   Expect(&SelectAdaExpected, [&](int64_t rows) { return Adaptive(scores, rows); });
 }
 
+// Scores that a layer shows are taken as they are; nothing is computed of the keys.
+TEST_P(Eviction, KnownScoresAreTaken) {
+  const int64_t tokens = input_.keys.tokens, ratio = input_.gqa_ratio();
+  std::vector<float> cosines(static_cast<size_t>(input_.keys.heads * tokens));
+  for (size_t i = 0; i < cosines.size(); ++i) cosines[i] = static_cast<float>(std::sin(1.7 * static_cast<double>(i)));
+  std::vector<double> log_weights(static_cast<size_t>(input_.queries.heads * tokens));
+  for (size_t i = 0; i < log_weights.size(); ++i) log_weights[i] = 3.0 * std::sin(0.9 * static_cast<double>(i));
+  const std::vector<double> shown = log_weights;
+  for (size_t i = 0; i < log_weights.size(); ++i) {
+    if (static_cast<int64_t>(i) % tokens < 4) log_weights[i] = NAN;
+  }
+  input_.keys.data = nullptr;
+  input_.key_cosines = cosines.data();
+  input_.expected_log_weights = log_weights.data();
+
+  const auto weight = [&](int64_t q, int64_t t) {
+    double sum = 0.0;
+    for (int64_t i = 4; i < tokens; ++i) sum += std::exp(shown[static_cast<size_t>(q * tokens + i)]);
+    return std::exp(shown[static_cast<size_t>(q * tokens + t)]) / sum;
+  };
+  const Scores by_key = Each(
+      input_, [&](int64_t h, int64_t t) { return -static_cast<double>(cosines[static_cast<size_t>(h * tokens + t)]); });
+  const Scores expected = Each(input_, [&](int64_t h, int64_t t) {
+    double mean = 0.0;
+    for (int64_t q = h * ratio; q < (h + 1) * ratio; ++q) mean += weight(q, t) / static_cast<double>(ratio);
+    return t < 4 ? kAlways : mean * Length(input_.values.row(h, t), input_.values.head_dim);
+  });
+  ExpectBest(&SelectKeyDiff, by_key);
+  ExpectBest(&SelectExpected, expected);
+}
+
 TEST_P(Eviction, ObservedIsItsDefinition) {
   ExpectBest(&SelectObserved, Each(input_, [this](int64_t h, int64_t t) {
     const int64_t tokens = input_.keys.tokens;
