@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/cuda/device.h"
+#include "baseline/eviction.h"
 #include "baseline/method.h"
 #include "runtime/engine_runs.h"
 #include "runtime/oracle.h"
@@ -294,14 +295,35 @@ TEST_P(CudaEngine, WindowAttentionIsTheBackends) {
   EXPECT_EQ(Record(device_.get(), {.window = 63}, {kPrompt})->layer(0).window_attention, nullptr);
 }
 
+TEST_P(CudaEngine, KeysAreScoredAsOnTheCpu) {
+  const auto record = Record(device_.get(), {.query_moments = true}, {kPrompt, kPrompt + 20});
+  for (int l = 0; l < record->layers(); ++l) {
+    const LayerInput layer = record->layer(l);
+    ASSERT_NE(layer.key_cosines, nullptr);
+    ASSERT_NE(layer.expected_log_weights, nullptr);
+    LayerInput unknown = layer;
+    unknown.key_cosines = nullptr;
+    unknown.expected_log_weights = nullptr;
+    const auto cosines = KeyDiffScores(layer), expected = KeyDiffScores(unknown);
+    ASSERT_TRUE(cosines.ok() && expected.ok());
+    EXPECT_LT(Difference(expected->data, cosines->data), 1e-5) << "layer " << l;
+    EXPECT_LT(Difference(ExpectedScores(unknown, 0).data, ExpectedScores(layer, 0).data), 1e-4) << "layer " << l;
+  }
+  // A record that another one has followed into host memory, and one without moments.
+  const LayerInput other = Record(device_.get(), {}, {kPrompt})->layer(0);
+  EXPECT_NE(other.key_cosines, nullptr);
+  EXPECT_EQ(other.expected_log_weights, nullptr);
+  EXPECT_EQ(record->layer(0).key_cosines, nullptr);
+}
+
 TEST_P(CudaEngine, BaselinesAnswerAsOnTheCpu) {
-  const Observations wanted{.window = 64};
+  const Observations wanted{.window = 64, .query_moments = true};
   const auto record = Record(device_.get(), wanted, {kPrompt});
   std::vector<LayerInput> layers;
   for (int l = 0; l < record->layers(); ++l) layers.push_back(record->layer(l));
   const int64_t dense = 4 * layers[0].keys.heads * layers[0].keys.tokens * layers[0].keys.head_dim;
   const std::vector<int64_t> budget(layers.size(), dense / 2);
-  for (const char* name : {"snapkv", "adakv", "keydiff", "streamingllm", "q8_0", "turboquant-3"}) {
+  for (const char* name : {"snapkv", "adakv", "keydiff", "expected", "streamingllm", "q8_0", "turboquant-3"}) {
     if (layers[0].keys.head_dim % 32 != 0 && std::string(name) == "q8_0") continue;
     const auto method = MakeBaseline(name);
     ASSERT_TRUE(method.ok());

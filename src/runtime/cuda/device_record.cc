@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cuda/check.h"
+#include "baseline/each_layer.h"
 #include "baseline/eviction.h"
 #include "runtime/cuda/ops.h"
 #include "runtime/cuda/prefill_attention.h"
@@ -107,6 +108,7 @@ Status DeviceRecord::MakeReadable() const {
     AKV_RETURN_IF_ERROR(copy(to.values, from.values, tokens() * kv_width_));
     AKV_RETURN_IF_ERROR(copy(to.queries, from.queries, query_rows() * query_width_));
   }
+  AKV_RETURN_IF_ERROR(ScoreKeys());
   AKV_RETURN_IF_ERROR(ScoreWindow());
   AKV_RETURN_IF_ERROR(Synchronize(parts_.stream));
   host_->owner = this;
@@ -138,6 +140,53 @@ Status DeviceRecord::ScoreWindow() const {
   return {};
 }
 
+// What KeyDiff and Expected Attention ask for; they go on from there on the host. Returns when the GPU is done.
+Status DeviceRecord::ScoreKeys() const {
+  if (tokens() == 0) return {};
+  const ModelInfo& info = parts_.spec->info;
+  const size_t bytes = layers_.size() * static_cast<size_t>(tokens()) *
+                       (sizeof(double) * static_cast<size_t>(expects_queries() ? info.q_heads : 0) +
+                        sizeof(float) * static_cast<size_t>(info.kv_heads));
+  if (host_->key_scores.size_bytes() < bytes) {
+    host_->key_scores = PinnedBuffer();
+    AKV_ASSIGN_OR_RETURN(host_->key_scores, PinnedBuffer::Make(bytes + bytes / 8, "scores of keys"));
+  }
+  if (host_->key_scorer.max_tokens() < tokens()) {
+    host_->key_scorer = KeyScorer();
+    AKV_ASSIGN_OR_RETURN(host_->key_scorer,
+                         KeyScorer::Make(info.q_heads, info.kv_heads, info.head_dim, token_capacity_));
+  }
+  std::vector<FutureQueries> queries(layers_.size());
+  if (expects_queries()) {
+    AKV_RETURN_IF_ERROR(ForEachLayer(layers_.size(), [&](size_t l) -> Status {
+      queries[l] = ExpectFutureQueries(layer(static_cast<int>(l)));
+      return {};
+    }));
+  }
+  KeyScorer& scorer = host_->key_scorer;
+  for (int i = 0; i < layers(); ++i) {
+    AKV_RETURN_IF_ERROR(scorer.Load(device_layer(i), parts_.stream));
+    AKV_RETURN_IF_ERROR(scorer.Cosines(key_cosines(i), parts_.stream));
+    if (!expects_queries()) continue;
+    AKV_RETURN_IF_ERROR(
+        scorer.LogWeights(queries[static_cast<size_t>(i)], *parts_.blas, log_weights(i), parts_.stream));
+  }
+  return Synchronize(parts_.stream);
+}
+
+bool DeviceRecord::expects_queries() const noexcept {
+  return observations_.query_moments && tokens() > kEvictionSinks && !texts_.back().layers.front().query_mean.empty();
+}
+
+double* DeviceRecord::log_weights(int layer) const noexcept {
+  return host_->key_scores.as<double>() + layer * parts_.spec->info.q_heads * tokens();
+}
+
+float* DeviceRecord::key_cosines(int layer) const noexcept {
+  auto* first = reinterpret_cast<float*>(log_weights(expects_queries() ? layers() : 0));
+  return first + layer * parts_.spec->info.kv_heads * tokens();
+}
+
 DeviceRecord::HostRows DeviceRecord::host_rows(int layer) const noexcept {
   const float* keys = host_->buffer.as<float>() + layer * LayerFloats();
   const float* values = keys + tokens() * kv_width_;
@@ -160,6 +209,10 @@ LayerInput DeviceRecord::layer(int layer) const noexcept {
     input.attention_window = kSnapKvWindow;
   }
   if (texts_.empty()) return input;
+  if (host_->owner == this) {
+    input.key_cosines = key_cosines(layer);
+    if (expects_queries()) input.expected_log_weights = log_weights(layer);
+  }
   const Observed& seen = texts_.back().layers[static_cast<size_t>(layer)];
   input.query_mean = DataOrNull(seen.query_mean);
   input.query_covariance = DataOrNull(seen.query_covariance);

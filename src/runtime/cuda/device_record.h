@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/cuda/compress.h"
+#include "runtime/cuda/key_scorer.h"
 #include "runtime/cuda/prompt_run.h"
 #include "runtime/cuda/prompt_statistics.h"
 #include "runtime/prompt_record.h"
@@ -44,6 +45,8 @@ struct HostCopy {
   const void* owner = nullptr;                       // whose rows it holds
   std::vector<std::vector<float>> window_attention;  // by layer, or empty: LayerInput::window_attention
   LayerCompressor scorer;
+  PinnedBuffer key_scores;  // all layers' LayerInput::expected_log_weights, then their key_cosines
+  KeyScorer key_scorer;
 };
 
 class DeviceRecord final : public PromptRecord {
@@ -99,6 +102,11 @@ class DeviceRecord final : public PromptRecord {
   };
   HostRows host_rows(int layer) const noexcept;
   Status ScoreWindow() const;
+  Status ScoreKeys() const;
+  // Whether the moments of queries tell how they go on.
+  bool expects_queries() const noexcept;
+  double* log_weights(int layer) const noexcept;
+  float* key_cosines(int layer) const noexcept;
   DeviceLayerInput DeviceLayer(int layer, int64_t window) const noexcept;
   int64_t LayerFloats() const noexcept { return 2 * tokens() * kv_width_ + query_rows() * query_width_; }
 
