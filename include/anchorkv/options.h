@@ -13,6 +13,10 @@ namespace anchorkv {
 enum class Profile {
   kPaper,  // exactly the constants of arXiv 2608.02901
   kBlend,  // the paper's structure; ranking with a prior, more anchors on short prompts, surplus spent
+  // No anchors: a few exact tokens, every other key and value as many bits as it is worth (docs/adaptive.md). Of the
+  // options it reads theta, window, anchors (its exact tokens), pool, sinks, ranking (blend or blend-novelty),
+  // prior_phi and value_basis.
+  kAdaptive,
 };
 
 // Which vectors get a residual first (docs/algorithm.md, "Utility").
@@ -60,6 +64,9 @@ struct CodecOptions {
   bool hadamard = true;  // false: residuals are quantised in their own coordinates
   bool pre_rope = true;  // false: keys are projected after RoPE (ablation)
   uint64_t seed = 0;     // random anchors and the random ranking
+  // kAdaptive: values in the principal axes of the prompt's own values, where those are worth their bytes; false: in
+  // the model's coordinates.
+  bool value_basis = true;
 
   // The options of a profile, theta left at its default.
   static CodecOptions ForProfile(Profile profile);

@@ -21,6 +21,7 @@
 #include "anchorkv/status.h"
 #include "format/anchor_layout.h"
 #include "format/anchor_rounding.h"
+#include "format/spectral_layout.h"
 #include "segment/observations.h"
 
 namespace anchorkv {
@@ -106,6 +107,12 @@ class Backend {
                          std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
                          const std::vector<uint16_t> assignment[2], HeadScores utility[2]) const = 0;
 
+  // What an error of a key or value costs, per squared error, for the adaptive profile (docs/adaptive.md): with
+  // b = alpha + phi / tokens x novelty, importance[kKeys] = mean b^2 |q|^2 / head_dim^2 |V - y|^2 and
+  // importance[kValues] = mean b^2 over the observed queries. These are the `blend` utilities with |r| = 1.
+  virtual Status Importance(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                            HeadScores importance[2]) const = 0;
+
   // Fills out[0, plan.layout.total_bytes), which must be zero on entry.
   virtual Status Pack(const LayerInput& input, const SegmentPlan& plan, std::byte* out) const = 0;
 
@@ -122,6 +129,11 @@ class Backend {
   // first is a multiple of kTileTokens. All queries come after the segment: no mask. Overwrites `out`.
   virtual void AttendAnchor(const AnchorView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
                             int64_t first, int64_t last, const StateRows& out, void* scratch) const noexcept = 0;
+
+  // The same for a segment of format/spectral_layout.h, exact positions included.
+  virtual size_t AttendSpectralScratchBytes(int head_dim, int rows) const = 0;
+  virtual void AttendSpectral(const SpectralView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
+                              int64_t first, int64_t last, const StateRows& out, void* scratch) const noexcept = 0;
 
   // State over dense rows [first, last). Query token i sees rows t < visible + i only (causal: visible =
   // rows that the first query token sees, itself included). A row that sees nothing gets the empty state.

@@ -14,6 +14,9 @@ namespace {
 // kExtraAnchors besides the window.
 constexpr int64_t kTokensPerAnchor = 128;
 constexpr int64_t kExtraAnchors = 32;
+// Exact tokens of `adaptive`, likewise.
+constexpr int64_t kTokensPerExact = 400;
+constexpr int64_t kExtraExact = 8;
 constexpr double kMaxTheta = 2.0;
 constexpr int kMaxResidualBits = 4;
 
@@ -23,7 +26,8 @@ struct Named {
   std::string_view name;
 };
 
-constexpr std::array kProfiles = {Named<Profile>{Profile::kPaper, "paper"}, Named<Profile>{Profile::kBlend, "blend"}};
+constexpr std::array kProfiles = {Named<Profile>{Profile::kPaper, "paper"}, Named<Profile>{Profile::kBlend, "blend"},
+                                  Named<Profile>{Profile::kAdaptive, "adaptive"}};
 constexpr std::array kRankings = {
     Named<Ranking>{Ranking::kUtility, "utility"},
     Named<Ranking>{Ranking::kBlend, "blend"},
@@ -88,6 +92,11 @@ CodecOptions CodecOptions::ForProfile(Profile profile) {
     options.key_share = 0.5;
     options.surplus = Surplus::kNone;
   }
+  if (profile == Profile::kAdaptive) {
+    options.ranking = Ranking::kBlendNovelty;
+    options.rho = 1.0;
+    options.sinks = 4;
+  }
   return options;
 }
 
@@ -97,6 +106,9 @@ int64_t AnchorCount(const CodecOptions& options, int64_t tokens) {
   if (count == 0 && options.profile == Profile::kPaper) count = tokens / kTokensPerAnchor;
   if (count == 0 && options.profile == Profile::kBlend) {
     count = std::max(pinned + kExtraAnchors, tokens / kTokensPerAnchor);
+  }
+  if (count == 0 && options.profile == Profile::kAdaptive) {
+    count = std::max(pinned + kExtraExact, tokens / kTokensPerExact);
   }
   return std::min({std::max(count, pinned), tokens, kMaxAnchors});
 }
@@ -131,6 +143,9 @@ Status Validate(const CodecOptions& o) {
     return OutOfRange(
         "wide_bits", std::to_string(o.wide_bits),
         "from residual_bits (" + std::to_string(o.residual_bits) + ") to " + std::to_string(kMaxResidualBits));
+  }
+  if (o.profile == Profile::kAdaptive && o.ranking != Ranking::kBlend && o.ranking != Ranking::kBlendNovelty) {
+    return OutOfRange("ranking", std::string(Name(o.ranking)), "blend or blend-novelty with the adaptive profile");
   }
   if (!(o.wide_share >= 0.0 && o.wide_share <= 1.0)) return OutOfRange("wide_share", Text(o.wide_share), "from 0 to 1");
   return {};

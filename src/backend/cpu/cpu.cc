@@ -61,9 +61,10 @@ class Cpu final : public Backend {
       : target_(hwy::TargetName(target)),
         dense_(DenseKernelsFor(target)),
         anchor_(AnchorKernelsFor(target)),
+        spectral_(SpectralKernelsFor(target)),
         score_(ScoreKernelFor(target)),
         assign_(AssignKernelFor(target)),
-        utility_(UtilityKernelFor(target)) {}
+        utility_(UtilityKernelsFor(target)) {}
 
   const std::string& target() const { return target_; }
   std::string name() const override { return "cpu/" + target_; }
@@ -84,7 +85,12 @@ class Cpu final : public Backend {
                  std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
                  const std::vector<uint16_t> assignment[2], HeadScores utility[2]) const override {
     AKV_RETURN_IF_ERROR(CheckLayer(input));
-    return utility_(input, options, stats, anchor_positions, anchors, assignment, utility);
+    return utility_.utility(input, options, stats, anchor_positions, anchors, assignment, utility);
+  }
+  Status Importance(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                    HeadScores importance[2]) const override {
+    AKV_RETURN_IF_ERROR(CheckLayer(input));
+    return utility_.importance(input, options, stats, importance);
   }
   Status Pack(const LayerInput& input, const SegmentPlan& plan, std::byte* out) const override {
     AKV_RETURN_IF_ERROR(CheckLayer(input));
@@ -110,6 +116,13 @@ class Cpu final : public Backend {
                     int64_t first, int64_t last, const StateRows& out, void* scratch) const noexcept override {
     anchor_.attend(segment, rope, kv_head, queries, first, last, out, scratch);
   }
+  size_t AttendSpectralScratchBytes(int head_dim, int rows) const override {
+    return spectral_.scratch_bytes(head_dim, rows);
+  }
+  void AttendSpectral(const SpectralView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
+                      int64_t first, int64_t last, const StateRows& out, void* scratch) const noexcept override {
+    spectral_.attend(segment, rope, kv_head, queries, first, last, out, scratch);
+  }
   void AttendDense(const DenseRows& rows, int head_dim, const QueryRows& queries, int64_t first, int64_t last,
                    int64_t visible, const StateRows& out, void* scratch) const noexcept override {
     dense_.attend(rows, head_dim, queries, first, last, visible, out, scratch);
@@ -123,9 +136,10 @@ class Cpu final : public Backend {
   std::string target_;
   DenseKernels dense_;
   AnchorKernels anchor_;
+  SpectralKernels spectral_;
   ScoreKernel score_;
   AssignKernel assign_;
-  UtilityKernel utility_;
+  UtilityKernels utility_;
 };
 
 const std::vector<std::unique_ptr<const Cpu>>& Backends() {

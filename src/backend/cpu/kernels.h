@@ -26,19 +26,30 @@ struct AnchorKernels {
                  int64_t last, const StateRows& out, void* scratch);
 };
 
+struct SpectralKernels {
+  size_t (*scratch_bytes)(int head_dim, int rows);
+  void (*attend)(const SpectralView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
+                 int64_t first, int64_t last, const StateRows& out, void* scratch);
+};
+
 using ScoreKernel = Status (*)(const LayerInput& input, AttentionStats* stats, HeadScores* scores);
 using AssignKernel = Status (*)(HeadsView<const float> vectors, const RoundedAnchors& anchors,
                                 std::span<const uint32_t> anchor_positions, std::vector<uint16_t>* assignment);
-using UtilityKernel = Status (*)(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
-                                 std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
-                                 const std::vector<uint16_t> assignment[2], HeadScores utility[2]);
+struct UtilityKernels {
+  Status (*utility)(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                    std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
+                    const std::vector<uint16_t> assignment[2], HeadScores utility[2]);
+  Status (*importance)(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                       HeadScores importance[2]);
+};
 
 // Null functions when the target is not part of this build.
 DenseKernels DenseKernelsFor(int64_t target) noexcept;
 AnchorKernels AnchorKernelsFor(int64_t target) noexcept;
+SpectralKernels SpectralKernelsFor(int64_t target) noexcept;
 ScoreKernel ScoreKernelFor(int64_t target) noexcept;
 AssignKernel AssignKernelFor(int64_t target) noexcept;
-UtilityKernel UtilityKernelFor(int64_t target) noexcept;
+UtilityKernels UtilityKernelsFor(int64_t target) noexcept;
 
 // Not per target: they follow the scalar formulas of format/ to the bit. Same errors as Backend::Pack and
 // Backend::Dequantize; `out` is zero on entry.

@@ -84,7 +84,7 @@ struct UtilityScratch {
 struct UtilityCall {
   const Observation& layer;
   const CodecOptions& options;
-  const RoundedAnchors* anchors;            // [2]
+  const RoundedAnchors* anchors;            // [2]; null: |r| = 1 everywhere (Importance)
   const std::vector<uint16_t>* assignment;  // [2]
   const UtilityScratch& scratch;
 
@@ -340,9 +340,9 @@ void LoadRows(const UtilityCall& call, int64_t head, const AttentionStats& stats
   }
 }
 
-Status Utility(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
-               std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
-               const std::vector<uint16_t> assignment[2], HeadScores utility[2]) {
+// anchors null: Importance.
+Status Rank(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+            const RoundedAnchors* anchors, const std::vector<uint16_t>* assignment, HeadScores utility[2]) {
   const int head_dim = static_cast<int>(input.keys.head_dim);
   const int rows = input.gqa_ratio() * static_cast<int>(input.queries.tokens);
   const int64_t tokens = input.keys.tokens;
@@ -359,7 +359,11 @@ Status Utility(const LayerInput& input, const CodecOptions& options, const Atten
     utility[side].data.resize(static_cast<size_t>(input.keys.heads * tokens));
   }
   for (int64_t head = 0; head < input.keys.heads; ++head) {
-    ParallelFor(layer.chunks(), [&](int64_t chunk, int) { ResidualChunk(call, head, chunk, utility); });
+    if (anchors == nullptr) {
+      for (float* squared : scratch.squared) std::fill_n(squared, tokens, 1.0f);
+    } else {
+      ParallelFor(layer.chunks(), [&](int64_t chunk, int) { ResidualChunk(call, head, chunk, utility); });
+    }
     if (call.looks_at_queries()) {
       LoadRows(call, head, stats);
       std::fill_n(scratch.prior, tokens, static_cast<float>(options.prior_phi / static_cast<double>(tokens)));
@@ -368,6 +372,15 @@ Status Utility(const LayerInput& input, const CodecOptions& options, const Atten
         QueryChunk(call, head, chunk, scratch.thread[static_cast<size_t>(thread)], utility);
       });
     }
+  }
+  return {};
+}
+
+Status Utility(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+               std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
+               const std::vector<uint16_t> assignment[2], HeadScores utility[2]) {
+  AKV_RETURN_IF_ERROR(Rank(input, options, stats, anchors, assignment, utility));
+  for (int64_t head = 0; head < input.keys.heads; ++head) {
     for (int64_t a = 0; a < anchors[kKeys].anchors; ++a) {
       const uint32_t t = anchor_positions[static_cast<size_t>(head * anchors[kKeys].anchors + a)];
       for (int side = 0; side < 2; ++side) utility[side].head(head)[t] = -std::numeric_limits<float>::infinity();
@@ -376,9 +389,14 @@ Status Utility(const LayerInput& input, const CodecOptions& options, const Atten
   return {};
 }
 
+Status Importance(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                  HeadScores importance[2]) {
+  return Rank(input, options, stats, nullptr, nullptr, importance);
+}
+
 }  // namespace
 
-UtilityKernel MakeUtilityKernel() { return &Utility; }
+UtilityKernels MakeUtilityKernels() { return {&Utility, &Importance}; }
 
 #endif  // ANCHORKV_TARGET_HAS_KERNELS
 }  // namespace HWY_NAMESPACE
@@ -388,11 +406,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace anchorkv {
 
-UtilityKernel UtilityKernelFor(int64_t target) noexcept {
-  static constexpr TargetEntry<UtilityKernel (*)()> kEntries[] = {
-      ANCHORKV_TARGET_ENTRIES(MakeUtilityKernel){0, nullptr}};
+UtilityKernels UtilityKernelsFor(int64_t target) noexcept {
+  static constexpr TargetEntry<UtilityKernels (*)()> kEntries[] = {
+      ANCHORKV_TARGET_ENTRIES(MakeUtilityKernels){0, nullptr}};
   const auto make = FindTarget(kEntries, target);
-  return make == nullptr ? nullptr : make();
+  return make == nullptr ? UtilityKernels{} : make();
 }
 
 }  // namespace anchorkv

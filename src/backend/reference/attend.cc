@@ -6,6 +6,7 @@
 #include "backend/reference/reference.h"
 #include "base/half.h"
 #include "format/residual_code.h"
+#include "format/spectral_code.h"
 
 namespace anchorkv::reference {
 namespace {
@@ -133,6 +134,23 @@ void AttendAnchor(const AnchorView& segment, const RopeTable& rope, int kv_head,
   for (int64_t t = first; t < last; ++t) {
     DecodeVector(segment, kKeys, &rope, kv_head, t, key);
     DecodeVector(segment, kValues, nullptr, kv_head, t, value);
+    states.Add(key, value, 0);
+  }
+  states.Write(out);
+}
+
+void AttendSpectral(const SpectralView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
+                    int64_t first, int64_t last, const StateRows& out, void* scratch) noexcept {
+  const int head_dim = segment.layout->head_dim;
+  States states(static_cast<double*>(scratch), head_dim, queries);
+  float row[kMaxHeadDim];
+  double key[kMaxHeadDim];
+  double value[kMaxHeadDim];
+  for (int64_t t = first; t < last; ++t) {
+    DecodeSpectralKey(segment, rope, kv_head, t, row);
+    std::copy_n(row, head_dim, key);
+    DecodeSpectralValue(segment, kv_head, t, row);
+    std::copy_n(row, head_dim, value);
     states.Add(key, value, 0);
   }
   states.Write(out);

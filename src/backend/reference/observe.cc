@@ -116,7 +116,7 @@ void AddQueryUtility(const LayerInput& input, const CodecOptions& options, const
   const std::vector<double> keys = RotatedKeys(input, head);
 
   std::vector<double> rotated(keys_residual.r.begin(), keys_residual.r.end());
-  for (int64_t t = 0; options.pre_rope && t < tokens; ++t) {
+  for (int64_t t = 0; options.pre_rope && options.ranking == Ranking::kUtility && t < tokens; ++t) {
     Rotate(*input.rope, input.first_position + t, rotated.data() + t * head_dim);
   }
   std::vector<double> prior(static_cast<size_t>(tokens), 0.0);
@@ -270,6 +270,28 @@ Status Utility(const LayerInput& input, const CodecOptions& options, const Atten
       for (int64_t a = 0; a < count; ++a) {
         out[anchor_positions[head * count + a]] = -std::numeric_limits<float>::infinity();
       }
+    }
+  }
+  return {};
+}
+
+Status Importance(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                  HeadScores importance[2]) {
+  AKV_RETURN_IF_ERROR(CheckInput(input));
+  const auto tokens = static_cast<size_t>(input.keys.tokens);
+  Residuals unit;
+  unit.squared_norm.assign(tokens, 1.0);
+  for (int side = 0; side < 2; ++side) {
+    importance[side].tokens = input.keys.tokens;
+    importance[side].data.resize(static_cast<size_t>(input.keys.heads) * tokens);
+  }
+  for (int64_t head = 0; head < input.keys.heads; ++head) {
+    HeadUtility out;
+    for (auto& side : out.side) side.assign(tokens, 0.0);
+    AddQueryUtility(input, options, stats, head, unit, unit, &out);
+    for (int side = 0; side < 2; ++side) {
+      std::transform(out.side[side].begin(), out.side[side].end(), importance[side].head(head),
+                     [](double x) { return static_cast<float>(x); });
     }
   }
   return {};

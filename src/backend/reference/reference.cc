@@ -106,6 +106,10 @@ class Reference final : public Backend {
                  const std::vector<uint16_t> assignment[2], HeadScores utility[2]) const override {
     return reference::Utility(input, options, stats, anchor_positions, anchors, assignment, utility);
   }
+  Status Importance(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                    HeadScores importance[2]) const override {
+    return reference::Importance(input, options, stats, importance);
+  }
   Status Pack(const LayerInput& input, const SegmentPlan& plan, std::byte* out) const override {
     return reference::Pack(input, plan, out);
   }
@@ -119,6 +123,13 @@ class Reference final : public Backend {
   void AttendAnchor(const AnchorView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
                     int64_t first, int64_t last, const StateRows& out, void* scratch) const noexcept override {
     reference::AttendAnchor(segment, rope, kv_head, queries, first, last, out, scratch);
+  }
+  size_t AttendSpectralScratchBytes(int head_dim, int rows) const override {
+    return reference::AttendScratchBytes(head_dim, rows);
+  }
+  void AttendSpectral(const SpectralView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
+                      int64_t first, int64_t last, const StateRows& out, void* scratch) const noexcept override {
+    reference::AttendSpectral(segment, rope, kv_head, queries, first, last, out, scratch);
   }
   void AttendDense(const DenseRows& rows, int head_dim, const QueryRows& queries, int64_t first, int64_t last,
                    int64_t visible, const StateRows& out, void* scratch) const noexcept override {

@@ -27,12 +27,16 @@ Status Assign(HeadsView<const float> vectors, const RoundedAnchors& anchors, std
 Status Utility(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
                std::span<const uint32_t> anchor_positions, const RoundedAnchors anchors[2],
                const std::vector<uint16_t> assignment[2], HeadScores utility[2]);
+Status Importance(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                  HeadScores importance[2]);
 Status Pack(const LayerInput& input, const SegmentPlan& plan, std::byte* out);
 Status Dequantize(const AnchorView& segment, const RopeTable& rope, HeadsView<float> keys, HeadsView<float> values);
 
 size_t AttendScratchBytes(int head_dim, int rows) noexcept;
 void AttendAnchor(const AnchorView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
                   int64_t first, int64_t last, const StateRows& out, void* scratch) noexcept;
+void AttendSpectral(const SpectralView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
+                    int64_t first, int64_t last, const StateRows& out, void* scratch) noexcept;
 void AttendDense(const DenseRows& rows, int head_dim, const QueryRows& queries, int64_t first, int64_t last,
                  int64_t visible, const StateRows& out, void* scratch) noexcept;
 void MergeStates(std::span<const StateRows> parts, int head_dim, int tokens, int heads, float* result,
