@@ -27,7 +27,7 @@ void Override(const std::optional<T>& given, T* value) {
 }  // namespace
 
 void AddMethodOptions(CLI::App* app, MethodOptions* o) {
-  app->add_option("--kv-profile", o->profile, "paper | blend (default blend)")->type_name("NAME");
+  app->add_option("--kv-profile", o->profile, "paper | blend | adaptive (default blend)")->type_name("NAME");
   app->add_option("--kv-min-tokens", o->min_tokens, "Leave shorter prompts uncompressed (default 512)")
       ->type_name("N")
       ->check(Integer(0, kNoLimit));
@@ -53,6 +53,7 @@ void AddMethodOptions(CLI::App* app, MethodOptions* o) {
   add("--kv-seed", &o->seed, "Seed of the random anchors and the random ranking", "N")->check(Integer(0, kNoLimit));
   app->add_flag("--no-hadamard", o->no_hadamard, "Quantise residuals in their own coordinates")->group(kGroup);
   app->add_flag("--no-pre-rope", o->no_pre_rope, "Project keys after RoPE")->group(kGroup);
+  app->add_flag("--no-value-basis", o->no_value_basis, "adaptive: values in the model's own coordinates")->group(kGroup);
   app->add_flag("--kv-per-head", o->per_head, "Equal residual budget per head instead of one per layer")->group(kGroup);
 }
 
@@ -99,6 +100,7 @@ Result<CodecOptions> ResolveCodec(const MethodOptions& options, Profile profile,
   AKV_RETURN_IF_ERROR(Override(options.codebook, ParseCodebook, "--kv-codebook", &codec.codebook));
   if (options.no_hadamard) codec.hadamard = false;
   if (options.no_pre_rope) codec.pre_rope = false;
+  if (options.no_value_basis) codec.value_basis = false;
   if (options.per_head) codec.pool_heads = false;
   if (const Status valid = Validate(codec); !valid.ok()) {
     return InvalidArgument("method options (--kv-...): " + valid.message());

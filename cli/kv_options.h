@@ -33,6 +33,7 @@ struct MethodOptions {
   bool no_hadamard = false;
   bool no_pre_rope = false;
   bool per_head = false;
+  bool no_value_basis = false;
   std::optional<uint64_t> seed;
   int64_t min_tokens = 512;  // prompts shorter than this stay exact
 };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "codec/codec.h"
+#include "codec/spectral.h"
 
 namespace anchorkv {
 namespace {
@@ -194,6 +195,13 @@ Candidate Smallest(const LayerShape& shape, const CodecOptions& options) {
   return c;
 }
 
+// The layout without any code or residual.
+int64_t SmallestBytes(const LayerShape& shape, const CodecOptions& options) {
+  if (options.profile == Profile::kAdaptive)
+    return static_cast<int64_t>(SmallestSpectralLayout(shape, options).total_bytes);
+  return Bytes(shape, Smallest(shape, options));
+}
+
 std::string Number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.6g", value);
@@ -207,6 +215,10 @@ Status CheckShape(const LayerShape& shape, const CodecOptions& options) {
   if (shape.head_dim < 8 || shape.head_dim > 512 || shape.head_dim % 8 != 0) {
     return InvalidArgument("head dim " + std::to_string(shape.head_dim) +
                            " is not supported; must be a multiple of 8 and at most 512");
+  }
+  if (options.profile == Profile::kAdaptive && shape.head_dim > kMaxSpectralDim) {
+    return InvalidArgument("head dim " + std::to_string(shape.head_dim) + " is not supported by the adaptive profile; " +
+                           "it must be at most " + std::to_string(kMaxSpectralDim));
   }
   if (shape.tokens <= options.window) {
     return InvalidArgument(std::to_string(shape.tokens) +
@@ -236,7 +248,7 @@ double Budget::residual_share(Side side, const LayerShape& shape) const noexcept
 double MaxRatio(const LayerShape& shape, const CodecOptions& options) {
   if (!CheckShape(shape, options).ok()) return 0.0;
   const double dense = static_cast<double>(shape.dense_bytes());
-  const double base = static_cast<double>(Bytes(shape, Smallest(shape, options)));
+  const double base = static_cast<double>(SmallestBytes(shape, options));
   double ratio = dense / base;
   // 1 / ratio must buy `base` bytes after both roundings.
   while (dense * (1.0 / ratio) < base) ratio = std::nextafter(ratio, 0.0);
@@ -247,16 +259,21 @@ Result<Budget> PlanBudget(const LayerShape& shape, const CodecOptions& options) 
   AKV_RETURN_IF_ERROR(Validate(options));
   AKV_RETURN_IF_ERROR(CheckShape(shape, options));
   const auto limit = static_cast<int64_t>(std::floor(options.theta * static_cast<double>(shape.dense_bytes())));
-  const Planner planner(shape, options, limit);
-  const Candidate smallest = Smallest(shape, options);
-  if (!planner.Fits(smallest)) {
+  if (SmallestBytes(shape, options) > limit) {
     return Infeasible("ratio " + Number(1.0 / options.theta) + " (theta " + Number(options.theta) +
                       ") is not reachable for " + std::to_string(shape.kv_heads) + " kv heads x " +
                       std::to_string(shape.head_dim) + " dims x " + std::to_string(shape.tokens) +
                       " tokens; largest is " + Number(std::floor(MaxRatio(shape, options) * 10) / 10));
   }
-  const Candidate best = planner.Spend(smallest.anchors);
   Budget budget;
+  if (options.profile == Profile::kAdaptive) {
+    const SpectralBudget spectral = PlanSpectralBudget(shape, options);
+    budget.anchors = spectral.layout.exact;
+    budget.base_bytes = static_cast<int64_t>(spectral.layout.total_bytes);
+    budget.total_bytes = limit;
+    return budget;
+  }
+  const Candidate best = Planner(shape, options, limit).Spend(Smallest(shape, options).anchors);
   budget.anchors = best.anchors;
   for (const Side side : {kKeys, kValues}) {
     std::copy(std::begin(best.bits[side]), std::end(best.bits[side]), budget.bits[side]);

@@ -6,80 +6,20 @@
 #include "codec/codec.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 #include <utility>
 
 #include "base/aligned_buffer.h"
-#include "base/shape_text.h"
 #include "codec/alloc_guard.h"
 #include "codec/anchor_segment.h"
+#include "codec/layer_check.h"
 #include "codec/rotated_keys.h"
 #include "codec/selection.h"
+#include "codec/spectral.h"
 #include "format/anchor_rounding.h"
 
 namespace anchorkv {
 namespace {
-
-bool IsFinite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
-
-// The first position of a head with an infinite or NaN element, or -1.
-int64_t FirstNonFinite(const HeadsView<const float>& view, int64_t head) {
-  for (int64_t t = 0; t < view.tokens; ++t) {
-    const float* row = view.row(head, t);
-    bool finite = true;
-    for (int64_t d = 0; d < view.head_dim; ++d) finite &= IsFinite(row[d]);
-    if (!finite) return t;
-  }
-  return -1;
-}
-
-Status CheckFinite(const char* what, const HeadsView<const float>& view, int layer) {
-  std::vector<int64_t> bad(static_cast<size_t>(view.heads));
-#pragma omp parallel for schedule(static)
-  for (int64_t h = 0; h < view.heads; ++h) bad[static_cast<size_t>(h)] = FirstNonFinite(view, h);
-  for (int64_t h = 0; h < view.heads; ++h) {
-    const int64_t t = bad[static_cast<size_t>(h)];
-    if (t >= 0) {
-      return Internal(std::string(what) + " of layer " + std::to_string(layer) + ", head " + std::to_string(h) +
-                      ", position " + std::to_string(t) + " is not finite");
-    }
-  }
-  return {};
-}
-
-Status CheckInput(const LayerInput& input, const CodecOptions& options) {
-  const HeadsView<const float>& k = input.keys;
-  const HeadsView<const float>& v = input.values;
-  const HeadsView<const float>& q = input.queries;
-  if (k.heads < 1 || k.heads != v.heads || k.tokens != v.tokens || k.head_dim != v.head_dim) {
-    return InvalidArgument("keys " + ShapeText(k) + " and values " + ShapeText(v) + " must have the same shape");
-  }
-  if (q.heads < k.heads || q.heads % k.heads != 0 || q.head_dim != k.head_dim) {
-    return InvalidArgument("queries " + ShapeText(q) + " do not fit keys " + ShapeText(k) +
-                           ": equal head dims and a multiple of the kv heads are needed");
-  }
-  if (k.tokens <= options.window) {
-    return InvalidArgument(std::to_string(k.tokens) +
-                           " tokens cannot be compressed; there must be more than the window of " +
-                           std::to_string(options.window));
-  }
-  if (q.tokens < options.window) {
-    return InvalidArgument(std::to_string(q.tokens) + " window queries; the window needs " +
-                           std::to_string(options.window));
-  }
-  if (input.rope == nullptr || input.rope->head_dim() != k.head_dim) {
-    return InvalidArgument("the RoPE table must be made for head dim " + std::to_string(k.head_dim));
-  }
-  if (input.first_position < 0 || input.first_position + k.tokens > input.rope->max_position()) {
-    return InvalidArgument("positions " + std::to_string(input.first_position) + " to " +
-                           std::to_string(input.first_position + k.tokens) + " exceed the RoPE table's " +
-                           std::to_string(input.rope->max_position()));
-  }
-  AKV_RETURN_IF_ERROR(CheckFinite("a key", k, input.layer));
-  AKV_RETURN_IF_ERROR(CheckFinite("a value", v, input.layer));
-  return CheckFinite("a query", q, input.layer);
-}
 
 // Placed layout for the slots that the selection takes; value slots padded per head.
 AnchorLayout LayoutFor(const LayerShape& shape, const CodecOptions& options, const Budget& budget,
@@ -111,8 +51,7 @@ std::vector<uint8_t> ForcedSelection(const LayerShape& shape, Side side, const B
 }
 
 Result<SegmentPlan> Plan(const LayerInput& full_input, const CodecOptions& options, const Backend& backend) {
-  AKV_RETURN_IF_ERROR(Validate(options));
-  AKV_RETURN_IF_ERROR(CheckInput(full_input, options));
+  AKV_RETURN_IF_ERROR(CheckLayer(full_input, options));
   const LayerInput input = NarrowWindow(full_input, options.window);
   const LayerShape shape{static_cast<int>(input.keys.heads), static_cast<int>(input.keys.head_dim), input.keys.tokens};
   AKV_ASSIGN_OR_RETURN(const Budget budget, PlanBudget(shape, options));
@@ -176,6 +115,7 @@ Result<std::shared_ptr<const Segment>> PackPlan(const LayerInput& input, Segment
 
 Result<std::shared_ptr<const Segment>> CompressLayer(const LayerInput& input, const CodecOptions& options,
                                                      const Backend& backend) {
+  if (options.profile == Profile::kAdaptive) return CompressSpectral(input, options, backend);
   AKV_ASSIGN_OR_RETURN(SegmentPlan plan, PlanLayer(input, options, backend));
   return PackPlan(input, std::move(plan), backend);
 }

@@ -1,0 +1,40 @@
+// The `adaptive` profile: which positions stay exact, in what coordinates the others are coded, and how many bits each
+// key and value gets. docs/adaptive.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "codec/codec.h"
+#include "format/spectral_layout.h"
+
+namespace anchorkv {
+
+// No code and no value basis.
+SpectralLayout SmallestSpectralLayout(const LayerShape& shape, const CodecOptions& options);
+
+// What is there before any code, with a value basis if the budget has room for one, and the bytes left for codes: not
+// negative where PlanBudget finds the shape feasible.
+struct SpectralBudget {
+  SpectralLayout layout;   // Place(0) done
+  int64_t code_bytes = 0;  // for codes, scales and what fills tiles up
+};
+SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& options);
+
+// Total bits of the codes of each rate, ascending; rate 0 has none.
+struct RateBits {
+  int bits[kSpectralRates] = {};
+};
+// Rates around what an average vector can have.
+RateBits ChooseRates(const LayerShape& shape, const SpectralBudget& budget);
+
+// How many bits each group of coordinates gets out of `bits`, by the energy that is left of a coordinate with b bits.
+// energy [n]: descending, n a multiple of kCodeGroup.
+CodeRuns SpendBits(const float* energy, int n, int bits);
+
+// As CompressLayer, for options of the adaptive profile.
+Result<std::shared_ptr<const Segment>> CompressSpectral(const LayerInput& input, const CodecOptions& options,
+                                                        const Backend& backend);
+
+}  // namespace anchorkv

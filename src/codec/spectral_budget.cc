@@ -1,0 +1,91 @@
+// What a budget holds in the adaptive profile before any vector is looked at.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "codec/spectral.h"
+
+namespace anchorkv {
+namespace {
+
+// A value basis may cost this share of what is left for codes.
+constexpr double kBasisShare = 0.08;
+// Rates as shares of the largest, which is kLargestRate times what an average vector can have.
+constexpr std::array<double, kSpectralRates> kRateShares = {0, 1. / 18, 1. / 9, 2. / 9, 5. / 12, 2. / 3, 1};
+constexpr double kLargestRate = 3.0;
+constexpr int kRateStep = 8 * kCodeAlign;  // bits
+// Mean squared error of a unit Gaussian coordinate after b bits of Lloyd-Max quantisation.
+constexpr std::array<double, kMaxCodeBits + 1> kErrorAfterBits = {1, 0.3634, 0.1175, 0.03454, 0.009497};
+
+SpectralLayout BaseLayout(const LayerShape& shape, const CodecOptions& options, bool value_basis) {
+  SpectralLayout layout;
+  layout.kv_heads = shape.kv_heads;
+  layout.head_dim = shape.head_dim;
+  layout.tokens = shape.tokens;
+  layout.exact = AnchorCount(options, shape.tokens);
+  layout.value_basis = value_basis;
+  layout.Place(0);
+  return layout;
+}
+
+}  // namespace
+
+SpectralLayout SmallestSpectralLayout(const LayerShape& shape, const CodecOptions& options) {
+  return BaseLayout(shape, options, /*value_basis=*/false);
+}
+
+SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& options) {
+  const auto limit = static_cast<int64_t>(std::floor(options.theta * static_cast<double>(shape.dense_bytes())));
+  SpectralBudget budget;
+  budget.layout = SmallestSpectralLayout(shape, options);
+  budget.code_bytes = limit - static_cast<int64_t>(budget.layout.total_bytes);
+  if (options.value_basis) {
+    const SpectralLayout with_basis = BaseLayout(shape, options, /*value_basis=*/true);
+    const auto basis_bytes = static_cast<int64_t>(with_basis.total_bytes - budget.layout.total_bytes);
+    if (static_cast<double>(basis_bytes) <= kBasisShare * static_cast<double>(budget.code_bytes)) {
+      budget.layout = with_basis;
+      budget.code_bytes -= basis_bytes;
+    }
+  }
+  return budget;
+}
+
+RateBits ChooseRates(const LayerShape& shape, const SpectralBudget& budget) {
+  const double vectors =
+      std::max<double>(1, 2.0 * shape.kv_heads * static_cast<double>(shape.tokens - budget.layout.exact));
+  const double average = 8.0 * static_cast<double>(budget.code_bytes) / vectors;
+  const int most = kMaxCodeBits * shape.head_dim;
+  const double largest = std::min<double>(kLargestRate * average, most);
+  RateBits rates;
+  for (int r = 1; r < kSpectralRates; ++r) {
+    const int wanted =
+        static_cast<int>(std::lround(largest * kRateShares[static_cast<size_t>(r)] / kRateStep)) * kRateStep;
+    rates.bits[r] = std::min(most, std::max(wanted, rates.bits[r - 1] + kRateStep));
+  }
+  return rates;
+}
+
+CodeRuns SpendBits(const float* energy, int n, int bits) {
+  struct Step {  // one more bit for each coordinate of a group
+    double gain;
+    int group;
+  };
+  std::vector<Step> steps;
+  for (int group = 0; group < n / kCodeGroup; ++group) {
+    double sum = 0.0;
+    for (int i = 0; i < kCodeGroup; ++i) sum += energy[group * kCodeGroup + i];
+    for (size_t b = 0; b < kMaxCodeBits; ++b)
+      steps.push_back({sum * (kErrorAfterBits[b] - kErrorAfterBits[b + 1]), group});
+  }
+  std::stable_sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.gain > b.gain; });
+  std::vector<int> width(static_cast<size_t>(n / kCodeGroup), 0);
+  const size_t count = std::min(steps.size(), static_cast<size_t>(bits / kCodeGroup));
+  for (size_t i = 0; i < count; ++i) ++width[static_cast<size_t>(steps[i].group)];
+  CodeRuns runs;
+  for (const int w : width) {
+    if (w > 0) ++runs.groups[kMaxCodeBits - w];
+  }
+  return runs;
+}
+
+}  // namespace anchorkv
