@@ -56,15 +56,15 @@ uint8_t SpectralScaleByte(float scale) noexcept {
 float QuantizeSpectral(const float* u, const float* weight, int n, const CodeRuns& runs, uint8_t* codes,
                        uint8_t* scale) noexcept {
   const int coded = runs.coordinates();
-  double squares = 0.0;
-  for (int i = 0; i < coded; ++i) squares += double{u[i]} * u[i];
-  const float inverse = squares > 0.0 ? static_cast<float>(1.0 / std::sqrt(squares / coded)) : 0.0f;
+  const float squares = TreeDot(u, u, coded);
+  const float inverse = squares > 0.0f ? std::sqrt(static_cast<float>(coded) / squares) : 0.0f;
   float levels[kMaxHeadDim];
+  float weighted[kMaxHeadDim];
   ForEachRun(runs, [&](int bits, int first, int last) {
-    const std::span<const float> boundaries = Boundaries(bits, /*uniform=*/false);
     const std::span<const float> table = Levels(bits, /*uniform=*/false);
-    int below[kMaxHeadDim] = {};
-    for (const float boundary : boundaries) {
+    int below[kMaxHeadDim];
+    std::fill(below + first, below + last, 0);
+    for (const float boundary : Boundaries(bits, /*uniform=*/false)) {
       for (int i = first; i < last; ++i) below[i] += u[i] * inverse >= boundary ? 1 : 0;
     }
     for (int i = first; i < last; ++i) {
@@ -72,20 +72,14 @@ float QuantizeSpectral(const float* u, const float* weight, int n, const CodeRun
       levels[i] = table[static_cast<size_t>(below[i])];
     }
   });
-  double products = 0.0;
-  double norms = 0.0;
-  for (int i = 0; i < coded; ++i) {
-    products += double{weight[i]} * u[i] * levels[i];
-    norms += double{weight[i]} * levels[i] * levels[i];
-  }
+  for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * levels[i];
+  const double products = TreeDot(u, weighted, coded);
+  const double norms = TreeDot(levels, weighted, coded);
   *scale = SpectralScaleByte(norms > 0.0 ? static_cast<float>(products / norms) : 0.0f);
-  const float stored = SpectralScale(*scale);
-  double error = 0.0;
-  for (int i = 0; i < n; ++i) {
-    const double difference = double{u[i]} - (i < coded ? stored * levels[i] : 0.0f);
-    error += weight[i] * difference * difference;
-  }
-  return static_cast<float>(error);
+  const double stored = SpectralScale(*scale);
+  for (int i = 0; i < n; ++i) weighted[i] = weight[i] * u[i];
+  const double energy = TreeDot(u, weighted, n);
+  return static_cast<float>(std::max(energy - stored * (2.0 * products - stored * norms), 0.0));
 }
 
 void PackSpectral(const uint8_t* codes, const CodeRuns& runs, uint8_t* out) noexcept {
