@@ -141,7 +141,10 @@ void PrintTable(const std::vector<Row>& rows) {
     const std::string ratio = row.codec ? fmt::format("{:.4g}", 1 / row.codec->theta) : "1";
     fmt::print("{:>9} {:<15} {:>6} ", row.context, row.method, ratio);
     if (row.bytes > 0) fmt::print("{:>11} {:>7.2f}x ", FormatBytes(row.bytes), row.reached);
-    if (row.budget) {
+    if (row.budget && row.codec->profile == Profile::kAdaptive) {
+      fmt::print("{:>7} {:>7} {:>8} {:>8} {:>7.2f}x", "-", "-", fmt::format("{:.0f} avg", row.budget->code_bits),
+                 row.budget->anchors, row.max_ratio);
+    } else if (row.budget) {
       fmt::print("{:>6.1f}% {:>6.1f}% {:>8} {:>8} {:>7.2f}x", 100 * row.share_k, 100 * row.share_v,
                  Bits(*row.budget, kKeys) + "/" + Bits(*row.budget, kValues), row.budget->anchors, row.max_ratio);
     }
@@ -161,8 +164,12 @@ nlohmann::ordered_json ToJson(const Row& row) {
     json["reached"] = row.reached;
   }
   if (row.budget) {
-    json["residual_share_k"] = row.share_k;
-    json["residual_share_v"] = row.share_v;
+    if (row.codec->profile == Profile::kAdaptive) {
+      json["code_bits"] = row.budget->code_bits;
+    } else {
+      json["residual_share_k"] = row.share_k;
+      json["residual_share_v"] = row.share_v;
+    }
     json["anchors"] = row.budget->anchors;
   }
   if (row.max_ratio > 0) json["max_ratio"] = row.max_ratio;
@@ -175,7 +182,7 @@ int Estimate(const EstimateOptions& options) {
   if (options.model.empty() == options.shape.empty()) {
     return Fail("estimate needs a model with -m FILE or a shape with --shape L,H,D, one of them", kExitUsage);
   }
-  std::vector<Profile> profiles = {Profile::kPaper, Profile::kBlend};
+  std::vector<Profile> profiles = {Profile::kPaper, Profile::kBlend, Profile::kAdaptive};
   if (options.method.profile) {
     const Result<Profile> profile = ResolveProfile(options.method);
     if (!profile.ok()) return FailUsage(profile.status());

@@ -69,8 +69,12 @@ Json PlanJson(const ModelInfo& info, const CodecOptions& codec, int64_t min_toke
   if (budget.ok()) {
     json["resident_bytes"] = budget->total_bytes * info.layers;
     json["anchors"] = budget->anchors;
-    json["residual_share_k"] = budget->residual_share(kKeys, shape);
-    json["residual_share_v"] = budget->residual_share(kValues, shape);
+    if (codec.profile == Profile::kAdaptive) {
+      json["code_bits"] = budget->code_bits;
+    } else {
+      json["residual_share_k"] = budget->residual_share(kKeys, shape);
+      json["residual_share_v"] = budget->residual_share(kValues, shape);
+    }
   } else {
     json["reason"] = budget.status().message();
   }
@@ -82,13 +86,16 @@ void PrintPlan(const char* what, const Json& plan, int layers) {
   fmt::print("{}: {} tokens, {} dense", what, plan["tokens"].get<int64_t>(),
              FormatBytes(plan["dense_bytes"].get<double>()));
   if (plan.contains("resident_bytes")) {
-    fmt::print(
-        "; {} {:.4g}x compresses all {} layers to {} ({} anchors per head, residuals for {:.1f}% of keys, {:.1f}% of "
-        "values; at most {:.2f}x)",
-        plan["profile"].get<std::string>(), 1 / plan["theta"].get<double>(), layers,
-        FormatBytes(plan["resident_bytes"].get<double>()), plan["anchors"].get<int64_t>(),
-        100 * plan["residual_share_k"].get<double>(), 100 * plan["residual_share_v"].get<double>(),
-        plan["max_ratio"].get<double>());
+    const std::string codes =
+        plan.contains("code_bits")
+            ? fmt::format("{} exact tokens per head, {:.0f} bits for an average other key or value",
+                          plan["anchors"].get<int64_t>(), plan["code_bits"].get<double>())
+            : fmt::format("{} anchors per head, residuals for {:.1f}% of keys, {:.1f}% of values",
+                          plan["anchors"].get<int64_t>(), 100 * plan["residual_share_k"].get<double>(),
+                          100 * plan["residual_share_v"].get<double>());
+    fmt::print("; {} {:.4g}x compresses all {} layers to {} ({}; at most {:.2f}x)", plan["profile"].get<std::string>(),
+               1 / plan["theta"].get<double>(), layers, FormatBytes(plan["resident_bytes"].get<double>()), codes,
+               plan["max_ratio"].get<double>());
   } else {
     fmt::print("; no layer would be compressed: {}", plan["reason"].get<std::string>());
   }

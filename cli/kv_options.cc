@@ -53,7 +53,8 @@ void AddMethodOptions(CLI::App* app, MethodOptions* o) {
   add("--kv-seed", &o->seed, "Seed of the random anchors and the random ranking", "N")->check(Integer(0, kNoLimit));
   app->add_flag("--no-hadamard", o->no_hadamard, "Quantise residuals in their own coordinates")->group(kGroup);
   app->add_flag("--no-pre-rope", o->no_pre_rope, "Project keys after RoPE")->group(kGroup);
-  app->add_flag("--no-value-basis", o->no_value_basis, "adaptive: values in the model's own coordinates")->group(kGroup);
+  app->add_flag("--no-value-basis", o->no_value_basis, "adaptive: values in the model's own coordinates")
+      ->group(kGroup);
   app->add_flag("--kv-per-head", o->per_head, "Equal residual budget per head instead of one per layer")->group(kGroup);
 }
 

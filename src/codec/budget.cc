@@ -217,8 +217,9 @@ Status CheckShape(const LayerShape& shape, const CodecOptions& options) {
                            " is not supported; must be a multiple of 8 and at most 512");
   }
   if (options.profile == Profile::kAdaptive && shape.head_dim > kMaxSpectralDim) {
-    return InvalidArgument("head dim " + std::to_string(shape.head_dim) + " is not supported by the adaptive profile; " +
-                           "it must be at most " + std::to_string(kMaxSpectralDim));
+    return InvalidArgument("head dim " + std::to_string(shape.head_dim) +
+                           " is not supported by the adaptive profile; " + "it must be at most " +
+                           std::to_string(kMaxSpectralDim));
   }
   if (shape.tokens <= options.window) {
     return InvalidArgument(std::to_string(shape.tokens) +
@@ -271,6 +272,7 @@ Result<Budget> PlanBudget(const LayerShape& shape, const CodecOptions& options) 
     budget.anchors = spectral.layout.exact;
     budget.base_bytes = static_cast<int64_t>(spectral.layout.total_bytes);
     budget.total_bytes = limit;
+    budget.code_bits = spectral.average_bits();
     return budget;
   }
   const Candidate best = Planner(shape, options, limit).Spend(Smallest(shape, options).anchors);

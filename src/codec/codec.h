@@ -28,6 +28,7 @@ struct Budget {
   int64_t slots[2][kMaxPools] = {};  // vectors per side and pool over all heads, padding not included
   int64_t base_bytes = 0;            // layout without any slot
   int64_t total_bytes = 0;           // upper bound: worst-case value padding included
+  double code_bits = 0;              // adaptive: bits of an average vector that is not exact; no slots then
   double residual_share(Side side, const LayerShape& shape) const noexcept;
 };
 

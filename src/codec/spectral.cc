@@ -62,7 +62,7 @@ class SpectralCoder {
     for (int h = 0; h < shape_.kv_heads; ++h) {
       for (int64_t i = 0; i < budget_.layout.exact; ++i) is_exact_[At(h, ExactPosition(h, i))] = 1;
     }
-    rates_ = ChooseRates(shape_, budget_);
+    rates_ = ChooseRates(budget_);
     for (const Side side : {kKeys, kValues}) {
       errors_[side].assign(static_cast<size_t>(shape_.kv_heads * shape_.tokens * kSpectralRates), 0.0f);
       rate_of_[side].assign(static_cast<size_t>(shape_.kv_heads * shape_.tokens), 0);

@@ -19,6 +19,8 @@ SpectralLayout SmallestSpectralLayout(const LayerShape& shape, const CodecOption
 struct SpectralBudget {
   SpectralLayout layout;   // Place(0) done
   int64_t code_bytes = 0;  // for codes, scales and what fills tiles up
+  // Bits of an average vector that is not exact.
+  double average_bits() const noexcept;
 };
 SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& options);
 
@@ -27,7 +29,7 @@ struct RateBits {
   int bits[kSpectralRates] = {};
 };
 // Rates around what an average vector can have.
-RateBits ChooseRates(const LayerShape& shape, const SpectralBudget& budget);
+RateBits ChooseRates(const SpectralBudget& budget);
 
 // How many bits each group of coordinates gets out of `bits`, by the energy that is left of a coordinate with b bits.
 // energy [n]: descending, n a multiple of kCodeGroup.

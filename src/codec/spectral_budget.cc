@@ -50,12 +50,14 @@ SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& o
   return budget;
 }
 
-RateBits ChooseRates(const LayerShape& shape, const SpectralBudget& budget) {
-  const double vectors =
-      std::max<double>(1, 2.0 * shape.kv_heads * static_cast<double>(shape.tokens - budget.layout.exact));
-  const double average = 8.0 * static_cast<double>(budget.code_bytes) / vectors;
-  const int most = kMaxCodeBits * shape.head_dim;
-  const double largest = std::min<double>(kLargestRate * average, most);
+double SpectralBudget::average_bits() const noexcept {
+  const double vectors = 2.0 * layout.kv_heads * static_cast<double>(layout.tokens - layout.exact);
+  return 8.0 * static_cast<double>(code_bytes) / std::max(vectors, 1.0);
+}
+
+RateBits ChooseRates(const SpectralBudget& budget) {
+  const int most = kMaxCodeBits * budget.layout.head_dim;
+  const double largest = std::min<double>(kLargestRate * budget.average_bits(), most);
   RateBits rates;
   for (int r = 1; r < kSpectralRates; ++r) {
     const int wanted =

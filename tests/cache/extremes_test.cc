@@ -23,11 +23,12 @@ constexpr Ranking kRankings[] = {Ranking::kUtility,   Ranking::kBlend,  Ranking:
 TEST(Extremes, LargeKeysStayFiniteForEveryRankingProfileAndTail) {
   for (const Backend* backend : Backends()) {
     for (const Ranking ranking : kRankings) {
-      for (const Profile profile : {Profile::kPaper, Profile::kBlend}) {
+      for (const Profile profile : {Profile::kPaper, Profile::kBlend, Profile::kAdaptive}) {
         CacheConfig config = SmallConfig(1, 4, 2, 64);
         config.codec = CodecOptions::ForProfile(profile);
         config.codec.theta = .4;
         config.codec.ranking = ranking;
+        if (!Validate(config.codec).ok()) continue;  // adaptive ranks by the blends only
         // Each ranking and each profile meets both types.
         config.tail_type =
             (static_cast<int>(ranking) + static_cast<int>(profile)) % 2 == 0 ? DenseType::kF16 : DenseType::kF32;

@@ -128,7 +128,7 @@ TEST(KeyBias, AnchorsAndGammaHoldTheKeys) {
 
 TEST(KeyBias, AttentionErrorIsAtMostTwiceThatWithoutBias) {
   for (const Backend* backend : Backends()) {
-    for (const Profile profile : {Profile::kPaper, Profile::kBlend}) {
+    for (const Profile profile : {Profile::kPaper, Profile::kBlend, Profile::kAdaptive}) {
       CodecOptions options = CodecOptions::ForProfile(profile);
       options.theta = .25;
       const double plain = AttentionError(Biased(false), options, *backend);
