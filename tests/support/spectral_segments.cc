@@ -28,6 +28,16 @@ CodeRuns MakeRuns(const SpectralSpec& spec, int side_head, int rate, Random* ran
   if (spec.runs == SpectralRuns::kShort) {
     return SplitGroups(1 + static_cast<int>(random->Below(std::max(1, groups / 4))), random);
   }
+  if (spec.runs == SpectralRuns::kRising) {
+    constexpr double kShares[kMaxCodeBits] = {0.2, 0.25, 0.3, 0.25};  // of the bits
+    for (int i = 0, left = groups; i < kMaxCodeBits; ++i) {
+      const double group_bits = kCodeGroup * (kMaxCodeBits - i);
+      runs.groups[i] =
+          static_cast<uint8_t>(std::min<int>(left, static_cast<int>(30 * rate * kShares[i] / group_bits + 0.5)));
+      left -= runs.groups[i];
+    }
+    return runs;
+  }
   if (spec.runs == SpectralRuns::kLastEmpty) {
     return rate < 4 ? SplitGroups(1 + static_cast<int>(random->Below(groups)), random) : runs;
   }
@@ -280,6 +290,7 @@ std::vector<SpectralSpec> SpectralSpecs() {
       {.name = "extreme_scales", .extreme_scales = true},
       {.name = "extreme_scales_basis", .value_basis = true, .extreme_scales = true},
       {.name = "short_codes", .exact = 0, .runs = SpectralRuns::kShort},
+      {.name = "rising", .value_basis = true, .runs = SpectralRuns::kRising},
       {.name = "last_rates_empty", .value_basis = true, .runs = SpectralRuns::kLastEmpty},
       {.name = "yarn", .yarn = true},
       {.name = "later", .value_basis = true, .first_position = 1000},

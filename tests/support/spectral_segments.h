@@ -17,6 +17,7 @@ namespace anchorkv::test {
 enum class SpectralRuns {
   kAwkward,    // per rate: no coordinate, four of one bit, random splits, all with one width, all with four bits
   kShort,      // up to a quarter of the coordinates
+  kRising,     // rate r has about 30 r bits, most of its coordinates narrow: about 90 bits per vector
   kLastEmpty,  // rates 4 .. 6 code nothing and no position has them
 };
 
