@@ -2,9 +2,12 @@
 // compressed segments. Every case is compared with the reference backend before it is timed.
 #include <benchmark/benchmark.h>
 
+#include <map>
 #include <string>
+#include <utility>
 
 #include "layer.h"
+#include "support/spectral_segments.h"
 
 namespace anchorkv::bench {
 namespace {
@@ -74,6 +77,38 @@ void Compressed(benchmark::State& state, const Case& c, int ratio) {
   state.counters["share_v"] = segment.residual_share(kValues);
 }
 
+// Random codes of about 90 bits per vector, one position in 400 exact, values in their own basis.
+const test::SpectralSegmentData& GetSpectralSegment(const Shape& shape, int64_t tokens) {
+  static std::map<std::pair<std::string, int64_t>, test::SpectralSegmentData> segments;
+  const auto [at, made] = segments.try_emplace({shape.name, tokens});
+  if (made) {
+    test::SpectralSpec spec;
+    spec.kv_heads = shape.kv_heads;
+    spec.head_dim = shape.head_dim;
+    spec.tokens = tokens;
+    spec.exact = tokens / 400;
+    spec.value_basis = true;
+    spec.runs = test::SpectralRuns::kRising;
+    spec.pairing = shape.pairing;
+    at->second = test::MakeSpectralSegment(spec);
+  }
+  return at->second;
+}
+
+void Spectral(benchmark::State& state, const Case& c) {
+  const Layer& layer = GetLayer(*c.shape, c.tokens);
+  const test::SpectralSegmentData& segment = GetSpectralSegment(*c.shape, c.tokens);
+  const int rows = c.query_tokens * c.shape->gqa_ratio;
+  const double bytes =
+      static_cast<double>(segment.layout.total_bytes) / static_cast<double>(c.tokens * c.shape->kv_heads);
+  Run(state, c, c.backend->AttendSpectralScratchBytes(c.shape->head_dim, rows),
+      ReferenceBackend().AttendSpectralScratchBytes(c.shape->head_dim, rows), bytes,
+      [&](const Backend& backend, Call* call, int head) {
+        backend.AttendSpectral(segment.view(), *segment.rope, head, layer.queries(c.query_tokens), 0, c.tokens,
+                               call->states(), call->scratch());
+      });
+}
+
 }  // namespace
 
 void RegisterAttention() {
@@ -92,6 +127,7 @@ void RegisterAttention() {
         add("DecodeF16", tokens, [=](benchmark::State& state) {
           Dense(state, {backend, s, tokens, 1}, DenseType::kF16);
         });
+        add("DecodeSpectral", tokens, [=](benchmark::State& state) { Spectral(state, {backend, s, tokens, 1}); });
         for (const int ratio : {4, 8, 16}) {
           add("DecodeAnchor" + std::to_string(ratio) + "x", tokens, [=](benchmark::State& state) {
             Compressed(state, {backend, s, tokens, 1}, ratio);
@@ -100,6 +136,9 @@ void RegisterAttention() {
       }
       add("QuestionF16", 8192, [=](benchmark::State& state) {
         Dense(state, {backend, s, 8192, kQuestionTokens}, DenseType::kF16);
+      });
+      add("QuestionSpectral", 8192, [=](benchmark::State& state) {
+        Spectral(state, {backend, s, 8192, kQuestionTokens});
       });
       add("QuestionAnchor4x", 8192, [=](benchmark::State& state) {
         Compressed(state, {backend, s, 8192, kQuestionTokens}, 4);

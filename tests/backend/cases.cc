@@ -337,8 +337,15 @@ bool Attention::GuardsIntact() const {
 }
 
 void* Attention::Scratch(const Backend& backend, int64_t anchors) {
-  scratch_ =
-      AlignedBuffer::Make(backend.AttendScratchBytes(head_dim_, tokens_ * heads_, anchors), "test scratch").value();
+  return PoisonedScratch(backend.AttendScratchBytes(head_dim_, tokens_ * heads_, anchors));
+}
+
+void* Attention::SpectralScratch(const Backend& backend) {
+  return PoisonedScratch(backend.AttendSpectralScratchBytes(head_dim_, tokens_ * heads_));
+}
+
+void* Attention::PoisonedScratch(size_t bytes) {
+  scratch_ = AlignedBuffer::Make(bytes, "test scratch").value();
   if (scratch_.size_bytes() > 0) std::memset(scratch_.data(), 0xff, scratch_.size_bytes());
   return scratch_.data();
 }

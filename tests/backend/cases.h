@@ -109,6 +109,8 @@ class Attention {
   bool GuardsIntact() const;
   // Scratch for `backend`, poisoned with NaN; valid until the next call.
   void* Scratch(const Backend& backend, int64_t anchors);
+  // The same for AttendSpectral.
+  void* SpectralScratch(const Backend& backend);
   // o / l of every row, zero for empty rows: [tokens, heads, head_dim].
   std::vector<float> Output() const;
   // m + ln l of every row: [tokens, heads].
@@ -121,6 +123,8 @@ class Attention {
  private:
   // Rows of o are longer than head_dim by kGuard elements, those of m and l than heads.
   static constexpr int kGuard = 5;
+  void* PoisonedScratch(size_t bytes);
+
   int head_dim_, tokens_, heads_;
   std::vector<float> queries_, o_, m_, l_;
   AlignedBuffer scratch_;

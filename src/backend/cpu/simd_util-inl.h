@@ -40,6 +40,11 @@ HWY_INLINE Vec LoadFloats(const hwy::float16_t* p) {
   const hn::Rebind<hwy::float16_t, FloatTag> half;
   return hn::PromoteTo(FloatTag(), hn::LoadU(half, p));
 }
+HWY_INLINE Vec LoadFloats(const int8_t* p) {
+  const hn::RebindToSigned<FloatTag> di;
+  const hn::Rebind<int8_t, FloatTag> bytes;
+  return hn::ConvertTo(FloatTag(), hn::PromoteTo(di, hn::LoadU(bytes, p)));
+}
 // The first n < kLanes elements, zeros behind; reads nothing past them.
 template <typename T>
 HWY_INLINE Vec LoadFirst(const T* p, int n) {
