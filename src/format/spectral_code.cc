@@ -17,8 +17,7 @@ const std::array<float, kMaxScaleByte + 1>& ScaleTable() noexcept {
   static const std::array<float, kMaxScaleByte + 1> table = [] {
     std::array<float, kMaxScaleByte + 1> scales = {};
     for (int b = 1; b <= kMaxScaleByte; ++b) {
-      scales[static_cast<size_t>(b)] =
-          static_cast<float>(std::exp2(static_cast<double>(b - kUnitScale) / kScaleSteps));
+      scales[static_cast<size_t>(b)] = static_cast<float>(std::exp2(static_cast<double>(b - kUnitScale) / kScaleSteps));
     }
     return scales;
   }();

@@ -47,12 +47,8 @@ inline constexpr int kCodeAlign = 4;  // bytes
 struct CodeRuns {
   uint8_t groups[kMaxCodeBits] = {};
 
-  AKV_HOST_DEVICE int bits() const {
-    return kCodeGroup * (4 * groups[0] + 3 * groups[1] + 2 * groups[2] + groups[3]);
-  }
-  AKV_HOST_DEVICE int coordinates() const {
-    return kCodeGroup * (groups[0] + groups[1] + groups[2] + groups[3]);
-  }
+  AKV_HOST_DEVICE int bits() const { return kCodeGroup * (4 * groups[0] + 3 * groups[1] + 2 * groups[2] + groups[3]); }
+  AKV_HOST_DEVICE int coordinates() const { return kCodeGroup * (groups[0] + groups[1] + groups[2] + groups[3]); }
   AKV_HOST_DEVICE int code_bytes() const { return (bits() + 8 * kCodeAlign - 1) / (8 * kCodeAlign) * kCodeAlign; }
 };
 static_assert(sizeof(CodeRuns) == 4);
