@@ -123,6 +123,12 @@ class Cuda final : public Backend {
     });
   }
 
+  // The adaptive profile is compressed on the host.
+  Status Importance(const LayerInput& input, const CodecOptions& options, const AttentionStats& stats,
+                    HeadScores importance[2]) const override {
+    return ReferenceBackend().Importance(input, options, stats, importance);
+  }
+
   Status Pack(const LayerInput& input, const SegmentPlan& plan, std::byte* out) const override {
     return Counted([&]() -> Status {
       const int64_t vectors = input.keys.heads * input.keys.tokens;
@@ -178,6 +184,23 @@ class Cuda final : public Backend {
       });
     });
     if (!status.ok()) Poison(queries, segment.layout->head_dim, out);
+  }
+
+  size_t AttendSpectralScratchBytes(int, int) const override { return 0; }
+
+  void AttendSpectral(const SpectralView& segment, const RopeTable& rope, int kv_head, const QueryRows& queries,
+                      int64_t first, int64_t last, const StateRows& out, void*) const noexcept override {
+    const int head_dim = segment.layout->head_dim;
+    const Status status = Counted([&]() -> Status {
+      AKV_ASSIGN_OR_RETURN(const SpectralOnDevice on_device, SpectralOnDevice::Make(segment, rope));
+      AKV_ASSIGN_OR_RETURN(QueriesOnDevice on_queries, QueriesOnDevice::Make(queries, head_dim));
+      on_queries.queries.first_kv_head = kv_head;
+      return AttendMerged(head_dim, queries, out, [&](const cuda::PartialStates& states) {
+        return cuda::AttendSpectral(on_device.segment(), on_device.rope(), on_queries.queries, first, last, states,
+                                    kStream);
+      });
+    });
+    if (!status.ok()) Poison(queries, head_dim, out);
   }
 
   void AttendDense(const DenseRows& rows, int head_dim, const QueryRows& queries, int64_t first, int64_t last,
@@ -311,6 +334,34 @@ class Cuda final : public Backend {
     AKV_RETURN_IF_ERROR(Fetch(states.l, rows, l.data()));
     ForEachRow(queries.tokens, queries.heads, out, [&](int64_t row, float* o_row, float* m_row, float* l_row) {
       std::copy_n(o.begin() + row * head_dim, head_dim, o_row);
+      *m_row = m[row];
+      *l_row = l[row];
+    });
+    return {};
+  }
+
+  // As few parts as a segment of the adaptive profile takes, merged on the GPU.
+  template <typename Run>
+  static Status AttendMerged(int head_dim, const QueryRows& queries, const StateRows& out, const Run& run) {
+    const int64_t rows = int64_t{queries.tokens} * queries.heads;
+    AKV_ASSIGN_OR_RETURN(const cuda::PartialStatesBuffer buffer,
+                         cuda::PartialStatesBuffer::Make(rows, head_dim, cuda::kMinSpectralParts));
+    AKV_ASSIGN_OR_RETURN(const cuda::PartialStatesBuffer whole, cuda::PartialStatesBuffer::Make(rows, head_dim, 1));
+    const cuda::PartialStates merged = whole.states(rows);
+    AKV_RETURN_IF_ERROR(run(buffer.states(rows)));
+    cuda::DeviceOutput output;
+    output.data = merged.o;
+    output.token_stride = int64_t{queries.heads} * head_dim;
+    output.head_stride = head_dim;
+    output.m = merged.m;
+    output.l = merged.l;
+    AKV_RETURN_IF_ERROR(cuda::MergeStates(buffer.states(rows), {}, head_dim, queries.heads, output, kStream));
+    std::vector<float> mean(static_cast<size_t>(rows * head_dim)), m(static_cast<size_t>(rows)), l(m);
+    AKV_RETURN_IF_ERROR(Fetch(merged.o, rows * head_dim, mean.data()));
+    AKV_RETURN_IF_ERROR(Fetch(merged.m, rows, m.data()));
+    AKV_RETURN_IF_ERROR(Fetch(merged.l, rows, l.data()));
+    ForEachRow(queries.tokens, queries.heads, out, [&](int64_t row, float* o_row, float* m_row, float* l_row) {
+      for (int d = 0; d < head_dim; ++d) o_row[d] = mean[row * head_dim + d] * l[row];
       *m_row = m[row];
       *l_row = l[row];
     });

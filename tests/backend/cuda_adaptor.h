@@ -1,5 +1,5 @@
 // The CUDA backend behind the host interface of backend.h, for tests alone: every call copies its tensors to the GPU,
-// runs the device operation and copies the results back.
+// runs the device operation and copies the results back. Importance has no device version: it is the reference's.
 #pragma once
 
 #include "backend/backend.h"

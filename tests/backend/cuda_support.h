@@ -78,6 +78,25 @@ class SegmentOnDevice {
   cuda::DeviceRopeTable rope_;
 };
 
+// The same of the adaptive profile.
+class SpectralOnDevice {
+ public:
+  static Result<SpectralOnDevice> Make(const SpectralView& host, const RopeTable& rope) {
+    SpectralOnDevice out;
+    AKV_ASSIGN_OR_RETURN(out.bytes_, ToDevice(host.base, host.layout->total_bytes));
+    AKV_ASSIGN_OR_RETURN(out.rope_, cuda::DeviceRopeTable::Make(rope));
+    out.segment_ = {*host.layout, out.bytes_.data(), host.first_position};
+    return out;
+  }
+  const cuda::DeviceSpectralSegment& segment() const { return segment_; }
+  const cuda::DeviceRope& rope() const { return rope_.rope(); }
+
+ private:
+  cuda::DeviceSpectralSegment segment_;
+  cuda::DeviceBuffer bytes_;
+  cuda::DeviceRopeTable rope_;
+};
+
 // Query rows of one kv head.
 struct QueriesOnDevice {
   static Result<QueriesOnDevice> Make(const QueryRows& host, int head_dim) {

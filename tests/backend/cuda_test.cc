@@ -10,6 +10,7 @@
 #include "backend/backends.h"
 #include "backend/cases.h"
 #include "backend/cuda_support.h"
+#include "backend/spectral_block.h"
 #include "base/half.h"
 #include "codec/codec.h"
 #include "codec/selection.h"
@@ -295,6 +296,136 @@ TEST_F(CudaAttention, StepsCanBeCapturedAndReplayed) {
   EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+// A segment of the adaptive profile and queries of all heads, on the host and on the GPU.
+class SpectralStep {
+ public:
+  SpectralStep(const test::SpectralBlockSpec& spec, int gqa_ratio, int query_tokens)
+      : gqa_ratio_(gqa_ratio), query_tokens_(query_tokens), block_(spec) {
+    segment_ = test::SpectralOnDevice::Make(block_.view(), *block_.rope).value();
+    query_data_ = test::Random(spec.seed + 7).Gaussians(rows() * head_dim());
+    queries_ = Send(query_data_);
+    states_ = cuda::PartialStatesBuffer::Make(rows(), head_dim(), kParts).value();
+    output_ = cuda::DeviceBuffer::Make(static_cast<size_t>(rows() * head_dim()) * sizeof(float), "output").value();
+  }
+
+  static constexpr int kParts = 9;
+
+  int head_dim() const { return block_.layout.head_dim; }
+  int q_heads() const { return block_.layout.kv_heads * gqa_ratio_; }
+  int64_t rows() const { return int64_t{query_tokens_} * q_heads(); }
+  int64_t tokens() const { return block_.layout.tokens; }
+
+  Status Run(int parts, int64_t first, int64_t last, cuda::Stream stream) const {
+    cuda::DeviceQueries queries;
+    queries.data = queries_.data();
+    queries.tokens = query_tokens_;
+    queries.kv_heads = block_.layout.kv_heads;
+    queries.gqa_ratio = gqa_ratio_;
+    queries.token_stride = int64_t{q_heads()} * head_dim();
+    queries.head_stride = head_dim();
+    const cuda::PartialStates states = cuda::Slice(states_.states(rows()), head_dim(), 0, parts);
+    AKV_RETURN_IF_ERROR(
+        cuda::AttendSpectral(segment_.segment(), segment_.rope(), queries, first, last, states, stream));
+    cuda::DeviceOutput out;
+    out.data = output_.data();
+    out.token_stride = queries.token_stride;
+    out.head_stride = head_dim();
+    return cuda::MergeStates(states, {}, head_dim(), q_heads(), out, stream);
+  }
+  // [tokens, query heads, head_dim]
+  std::vector<float> Output() const { return Fetch(output_.as<float>(), rows() * head_dim()); }
+  std::vector<float> Expected(int64_t first, int64_t last) const {
+    std::vector<float> out(static_cast<size_t>(rows() * head_dim())), m(static_cast<size_t>(rows())), l(m);
+    std::vector<double> scratch(
+        ReferenceBackend().AttendSpectralScratchBytes(head_dim(), query_tokens_ * gqa_ratio_) / sizeof(double) + 1);
+    for (int head = 0; head < block_.layout.kv_heads; ++head) {
+      const int64_t at = int64_t{head} * gqa_ratio_;
+      const int64_t width = int64_t{q_heads()} * head_dim();
+      const QueryRows queries{query_data_.data() + at * head_dim(), width, head_dim(), query_tokens_, gqa_ratio_};
+      ReferenceBackend().AttendSpectral(
+          block_.view(), *block_.rope, head, queries, first, last,
+          {out.data() + at * head_dim(), m.data() + at, l.data() + at, width, head_dim(), q_heads(), 1},
+          scratch.data());
+    }
+    for (size_t i = 0; i < out.size(); ++i) {
+      const float sum = l[i / static_cast<size_t>(head_dim())];
+      out[i] = sum > 0.0f ? out[i] / sum : 0.0f;
+    }
+    return out;
+  }
+
+ private:
+  int gqa_ratio_, query_tokens_;
+  test::SpectralBlock block_;
+  test::SpectralOnDevice segment_;
+  std::vector<float> query_data_;
+  cuda::DeviceBuffer queries_, output_;
+  cuda::PartialStatesBuffer states_;
+};
+
+TEST_F(CudaAttention, SpectralSegmentsAreReadAsTheReferenceReadsThem) {
+  for (const test::SpectralBlockSpec& spec : test::SpectralBlockSpecs()) {
+    for (const auto& [gqa_ratio, query_tokens] : std::vector<std::pair<int, int>>{{1, 1}, {7, 1}, {3, 5}, {4, 17}}) {
+      const SpectralStep step(spec, gqa_ratio, query_tokens);
+      for (const auto& [first, last] :
+           std::vector<std::pair<int64_t, int64_t>>{{0, spec.tokens}, {0, 1}, {64, spec.tokens}, {64, 100}, {0, 0}}) {
+        if (first > last || last > spec.tokens) continue;
+        const std::vector<float> expected = step.Expected(first, last);
+        for (const int parts : {cuda::kMinSpectralParts, 3, SpectralStep::kParts}) {
+          ExpectOk(step.Run(parts, first, last, nullptr));
+          ASSERT_LT(test::RelativeError(step.Output(), expected), 1e-5)
+              << spec.Text() << "; " << gqa_ratio << " heads, " << query_tokens << " tokens, positions " << first
+              << " to " << last << ", " << parts << " parts";
+        }
+      }
+    }
+  }
+}
+
+// The adaptor gives the states themselves, one kv head at a time.
+TEST_F(CudaAttention, StatesOfSpectralSegmentsAreTheReferences) {
+  for (const test::SpectralBlockSpec& spec : test::SpectralBlockSpecs()) {
+    const test::SpectralBlock block(spec);
+    test::Attention got(spec.head_dim, 2, 3, 5), oracle(spec.head_dim, 2, 3, 5);
+    const Backend& cuda = test::BackendNamed("cuda");
+    cuda.AttendSpectral(block.view(), *block.rope, spec.kv_heads - 1, got.queries(), 0, spec.tokens, got.states(),
+                        got.Scratch(cuda, 0));
+    ReferenceBackend().AttendSpectral(block.view(), *block.rope, spec.kv_heads - 1, oracle.queries(), 0, spec.tokens,
+                                      oracle.states(), oracle.Scratch(ReferenceBackend(), 0));
+    EXPECT_LT(test::RelativeError(got.Output(), oracle.Output()), 1e-5) << spec.Text();
+    const std::vector<double> a = got.LogSumExp(), b = oracle.LogSumExp();
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-4 + 1e-5 * std::abs(b[i])) << spec.Text();
+    EXPECT_TRUE(got.GuardsIntact()) << spec.Text();
+  }
+}
+
+TEST_F(CudaAttention, SpectralStepsCanBeCapturedAndReplayed) {
+  const SpectralStep step({.kv_heads = 2, .head_dim = 128, .tokens = 500}, 4, 1);
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  ExpectOk(step.Run(SpectralStep::kParts, 0, step.tokens(), stream));
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (int replay = 0; replay < 2; ++replay) {  // sums turned in place are not turned twice
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ExpectOk(cuda::Synchronize(stream));
+    EXPECT_LT(test::RelativeError(step.Output(), step.Expected(0, step.tokens())), 1e-5) << replay;
+  }
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_F(CudaAttention, SpectralSegmentsNeedTwoParts) {
+  const SpectralStep step({}, 1, 1);
+  const Status status = step.Run(1, 0, step.tokens(), nullptr);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("1 parts"), std::string::npos) << status.message();
 }
 
 // --- Compression.

@@ -9,6 +9,7 @@
 #include "backend/cuda/device.h"
 #include "baseline/eviction.h"
 #include "baseline/method.h"
+#include "codec/spectral_segment.h"
 #include "runtime/engine_runs.h"
 #include "runtime/oracle.h"
 #include "runtime/prompt_record.h"
@@ -114,8 +115,8 @@ class CudaEngine : public ::testing::TestWithParam<Variant> {
     return out;
   }
 
-  CodecOptions Codec(double theta) const {
-    CodecOptions codec = CodecOptions::ForProfile(Profile::kBlend);
+  static CodecOptions Codec(double theta, Profile profile = Profile::kBlend) {
+    CodecOptions codec = CodecOptions::ForProfile(profile);
     codec.theta = theta;
     return codec;
   }
@@ -244,6 +245,47 @@ TEST_P(CudaEngine, CompressesAsTheCpuDoes) {
   EXPECT_LT(Difference(reference, copied), GetParam().tolerance);
   // Decisions may differ where utilities are nearly equal, which moves the output by little.
   EXPECT_LT(Difference(reference, Decoded(device_.get(), std::move(*actual))), 0.05 + GetParam().tolerance);
+}
+
+// The host compresses this profile for both engines; the GPU reads the bytes, in records and when a cache is prefilled.
+TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
+  const CodecOptions codec = Codec(0.5, Profile::kAdaptive);
+  auto expected = host_->Compress(*Record(host_.get(), {.window = 32}, {kPrompt}), codec);
+  auto actual = device_->Compress(*Record(device_.get(), {.window = 32}, {kPrompt}), codec);
+  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  ASSERT_TRUE(actual.ok()) << actual.status().message();
+  ASSERT_EQ(expected->size(), actual->size());
+  for (const auto& segment : *expected) {
+    EXPECT_NE(dynamic_cast<const SpectralSegment*>(segment.get()), nullptr);
+    EXPECT_EQ(segment->tokens(), static_cast<int64_t>(kPrompt));
+  }
+  const auto copied = Decoded(device_.get(), *expected);  // the host's bytes, read by the GPU
+  const auto reference = Decoded(host_.get(), std::move(*expected));
+  EXPECT_LT(Difference(reference, copied), GetParam().tolerance);
+  // Rates may differ where utilities are nearly equal, which moves the output by little.
+  const auto compressed = Decoded(device_.get(), *actual);
+  EXPECT_LT(Difference(reference, compressed), 0.05 + GetParam().tolerance);
+
+  CacheConfig config = device_->cache_config();
+  config.codec = codec;
+  config.min_tokens = 64;
+  const auto cache = NewCache(*device_, config);
+  KvCache* caches[] = {cache.get()};
+  std::vector<float> logits, all, many;
+  ASSERT_TRUE(device_->Prefill(std::span<const int32_t>(tokens_).first(kPrompt), caches, &logits).ok());
+  EXPECT_EQ(cache->compressed_tokens(), static_cast<int64_t>(kPrompt));
+  EXPECT_GE(cache->bill().ratio(), 2.0);
+  auto made = device_->MakeCache(std::move(*actual));
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ((*made)->bill().resident_bytes(), cache->bill().resident_bytes());
+  for (size_t i = kPrompt; i < kPrompt + 12; ++i) {
+    ASSERT_TRUE(device_->Append(cache.get(), {&tokens_[i], 1}, &logits).ok());
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  EXPECT_LT(Difference(compressed, all), 1e-6);
+  // Several tokens at once: kernels for many rows.
+  ASSERT_TRUE(device_->Append(made->get(), std::span<const int32_t>(tokens_).subspan(kPrompt, 12), &many, true).ok());
+  EXPECT_LT(Difference(compressed, many), 1e-5);
 }
 
 TEST_P(CudaEngine, PrefilledCachesHoldTheSegmentsOfRecords) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backend/cuda/attend.cuh"
+#include "format/spectral_code.h"
 
 namespace anchorkv::cuda {
 namespace {
@@ -22,6 +23,28 @@ Status CheckQueries(const DeviceQueries& q, const PartialStates& out) {
   if (out.rows != q.rows() || out.parts < 1) {
     return InvalidArgument("states for " + std::to_string(out.rows) + " rows in " + std::to_string(out.parts) +
                            " parts; there are " + std::to_string(q.rows()) + " query rows and at least 1 part");
+  }
+  return {};
+}
+
+// What a query of a segment of either layout must keep to.
+template <class DeviceSegmentT>
+Status CheckSegment(const DeviceSegmentT& segment, const DeviceRope& rope, const DeviceQueries& queries, int64_t first,
+                    int64_t last) {
+  const auto& layout = segment.layout;
+  if (first < 0 || first > last || last > layout.tokens || first % kTileTokens != 0) {
+    return InvalidArgument("positions " + std::to_string(first) + " to " + std::to_string(last) +
+                           "; they must start at a multiple of " + std::to_string(kTileTokens) + " and end by " +
+                           std::to_string(layout.tokens));
+  }
+  if (queries.first_kv_head < 0 || queries.first_kv_head + queries.kv_heads > layout.kv_heads) {
+    return InvalidArgument("kv heads " + std::to_string(queries.first_kv_head) + " to " +
+                           std::to_string(queries.first_kv_head + queries.kv_heads) + "; the segment has " +
+                           std::to_string(layout.kv_heads));
+  }
+  if (rope.head_dim != layout.head_dim || segment.first_position + layout.tokens > rope.max_position) {
+    return InvalidArgument("the RoPE table does not cover positions up to " +
+                           std::to_string(segment.first_position + layout.tokens));
   }
   return {};
 }
@@ -61,6 +84,47 @@ __global__ void MergeKernel(PartialStates parts, PartialStates prior, int head_d
   }
 }
 
+// Turns the sums of values of coded positions, in place, from code coordinates into the model's:
+// o := l mean + sum_i o_i direction_i. One block per row and part, one thread per coordinate.
+__global__ void ToModelCoordinatesKernel(const __grid_constant__ DeviceSpectralSegment segment, PartialStates states,
+                                         int heads, int gqa_ratio, int first_kv_head) {
+  __shared__ float code[kMaxDeviceHeadDim];
+  const SpectralView view = {&segment.layout, segment.base, segment.first_position};
+  const int head_dim = segment.layout.head_dim;
+  const int64_t at = blockIdx.y * states.rows + blockIdx.x;
+  const int head = first_kv_head + static_cast<int>(blockIdx.x) % heads / gqa_ratio;
+  float* o = states.o + at * head_dim;
+  for (int d = static_cast<int>(threadIdx.x); d < head_dim; d += static_cast<int>(blockDim.x)) code[d] = o[d];
+  __syncthreads();
+  const float l = states.l[at];
+  const float* mean = view.mean(kValues, head);
+  const uint8_t* order = view.order(kValues, head);
+  for (int d = static_cast<int>(threadIdx.x); d < head_dim; d += static_cast<int>(blockDim.x)) {
+    if (!segment.layout.value_basis) {
+      o[order[d]] = fmaf(l, mean[order[d]], code[d]);
+      continue;
+    }
+    float sum = l * mean[d];
+    const int8_t* directions = view.basis(head) + d;
+#pragma unroll 8
+    for (int i = 0; i < head_dim; ++i) sum = fmaf(code[i], static_cast<float>(directions[i * head_dim]), sum);
+    o[d] = sum;
+  }
+}
+
+// Of `parts` parts those for exact positions; the others are for coded ones.
+int ExactParts(const SpectralLayout& layout, int parts) {
+  const int64_t exact = CeilDiv(layout.exact, kTileTokens);
+  const int64_t share = (parts * exact + (layout.tiles() + exact) / 2) / std::max<int64_t>(1, layout.tiles() + exact);
+  return static_cast<int>(std::clamp<int64_t>(share, 1, parts - 1));
+}
+
+SpectralSource MakeSpectralSource(const DeviceSpectralSegment& segment, const DeviceRope& rope) {
+  SpectralSource source{segment, rope, MakeCodeTables(segment.layout.head_dim, /*uniform=*/false), {}};
+  for (int b = 0; b < 256; ++b) source.scales[b] = SpectralScale(static_cast<uint8_t>(b));
+  return source;
+}
+
 }  // namespace
 
 PartialStates Slice(const PartialStates& all, int head_dim, int first, int count) {
@@ -97,26 +161,50 @@ Status AttendAnchor(const DeviceSegment& segment, const DeviceRope& rope, const 
   const AnchorLayout& layout = segment.layout;
   AKV_RETURN_IF_ERROR(CheckHeadDim(layout.head_dim));
   AKV_RETURN_IF_ERROR(CheckQueries(queries, out));
-  if (first < 0 || first > last || last > layout.tokens || first % kTileTokens != 0) {
-    return InvalidArgument("positions " + std::to_string(first) + " to " + std::to_string(last) +
-                           "; they must start at a multiple of " + std::to_string(kTileTokens) + " and end by " +
-                           std::to_string(layout.tokens));
-  }
-  if (queries.first_kv_head < 0 || queries.first_kv_head + queries.kv_heads > layout.kv_heads) {
-    return InvalidArgument("kv heads " + std::to_string(queries.first_kv_head) + " to " +
-                           std::to_string(queries.first_kv_head + queries.kv_heads) + "; the segment has " +
-                           std::to_string(layout.kv_heads));
-  }
-  if (rope.head_dim != layout.head_dim || segment.first_position + layout.tokens > rope.max_position) {
-    return InvalidArgument("the RoPE table does not cover positions up to " +
-                           std::to_string(segment.first_position + layout.tokens));
-  }
+  AKV_RETURN_IF_ERROR(CheckSegment(segment, rope, queries, first, last));
   AttendArgs args = MakeArgs(queries, out, layout.head_dim);
   args.first = first;
   args.last = last;
   args.visible = kNoMask;
   const AnchorSource source{segment, rope, MakeCodeTables(layout.head_dim, layout.code.uniform)};
   return ForWidth(layout.head_dim, [&](auto width) { return AttendWidth<width()>(args, source, stream); });
+}
+
+Status AttendSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                      int64_t first, int64_t last, const PartialStates& out, Stream stream) {
+  const SpectralLayout& layout = segment.layout;
+  const int head_dim = layout.head_dim;
+  AKV_RETURN_IF_ERROR(CheckHeadDim(head_dim));
+  AKV_RETURN_IF_ERROR(CheckQueries(queries, out));
+  AKV_RETURN_IF_ERROR(CheckSegment(segment, rope, queries, first, last));
+  if (out.parts < kMinSpectralParts) {
+    return InvalidArgument("states in " + std::to_string(out.parts) +
+                           " parts; coded and exact positions need at least " + std::to_string(kMinSpectralParts));
+  }
+  const int exact_parts = ExactParts(layout, out.parts);
+  const PartialStates coded = Slice(out, head_dim, 0, out.parts - exact_parts);
+  AttendArgs args = MakeArgs(queries, coded, head_dim);
+  args.first = first;
+  args.last = last;
+  args.visible = kNoMask;
+  const SpectralSource source = MakeSpectralSource(segment, rope);
+  AKV_RETURN_IF_ERROR(ForWidth(head_dim, [&](auto width) { return AttendWidth<width()>(args, source, stream); }));
+
+  const dim3 rows(static_cast<unsigned>(coded.rows), static_cast<unsigned>(coded.parts));
+  const int threads = static_cast<int>(CeilDiv(head_dim, kWarpSize)) * kWarpSize;
+  ToModelCoordinatesKernel<<<rows, threads, 0, stream>>>(segment, coded, queries.kv_heads * queries.gqa_ratio,
+                                                         queries.gqa_ratio, queries.first_kv_head);
+  AKV_RETURN_IF_ERROR(LaunchStatus("values of coded positions"));
+
+  const auto exact_rows = [&](size_t section) {
+    return DeviceHeads{segment.base + section,  Element::kF16, layout.kv_heads, layout.exact, head_dim,
+                       layout.exact * head_dim, head_dim};
+  };
+  args.out = Slice(out, head_dim, coded.parts, exact_parts);
+  args.positions = reinterpret_cast<const uint32_t*>(segment.base + layout.exact_positions);
+  args.positions_per_head = layout.exact;
+  const DenseSource exact{exact_rows(layout.exact_keys), exact_rows(layout.exact_values), DeviceRope(), 0};
+  return ForWidth(head_dim, [&](auto width) { return AttendWidth<width()>(args, exact, stream); });
 }
 
 Status AttendDense(const DeviceDense& rows, const DeviceQueries& queries, const PartialStates& out, Stream stream) {

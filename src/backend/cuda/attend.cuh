@@ -1,12 +1,14 @@
 // The attention kernel: a tile of 64 keys and values is put into shared memory, then come dense products with the
 // block's query rows and an online softmax. One block: one kv head, kRows of its query rows, one part of the positions.
-// Instances: attend_anchor.cu.in and attend_dense.cu.in, one file per width; dispatch in attend.cu.
+// Instances: attend_anchor.cu.in, attend_dense.cu.in and attend_spectral.cu.in, one file per width; dispatch in
+// attend.cu.
 #pragma once
 
 #include <cstdint>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/check.h"
+#include "backend/cuda/spectral_source.cuh"
 #include "backend/cuda/tile.cuh"
 
 namespace anchorkv::cuda {
@@ -21,6 +23,10 @@ struct AttendArgs {
   int64_t visible = 0;  // query token i sees rows t < visible + i
   const int32_t* length = nullptr;
   const int64_t* head_rows = nullptr;
+  // If set, [heads, positions_per_head] ascending: row r of a head stands for its position r, and the rows of positions
+  // [first, last) are attended to without a mask.
+  const uint32_t* positions = nullptr;
+  int64_t positions_per_head = 0;
 };
 
 inline constexpr int kFewRows = 8;    // decoding: every warp takes all rows and an eighth of a tile's positions
@@ -58,6 +64,10 @@ class AttendBlock {
       first_ = args_.head_rows[head_];
       last_ = args_.head_rows[head_ + 1];
       visible_ = kNoMask;
+    } else if (args_.positions != nullptr) {
+      const uint32_t* positions = args_.positions + head_ * args_.positions_per_head;
+      first_ = RowsBefore(positions, args_.first);
+      last_ = RowsBefore(positions, args_.last);
     } else if (args_.length != nullptr) {
       last_ = *args_.length;
       visible_ = last_ - args_.queries.tokens + 1;
@@ -82,7 +92,7 @@ class AttendBlock {
       __syncthreads();
       Logits();
       __syncthreads();
-      Softmax(start, count);
+      Softmax(source.Hidden(head_, start), start, count);
       __syncthreads();
       AddValues();
     }
@@ -90,6 +100,21 @@ class AttendBlock {
   }
 
  private:
+  // Of a head's rows, those at positions below `end`.
+  __device__ int64_t RowsBefore(const uint32_t* positions, int64_t end) const {
+    int64_t low = 0;
+    int64_t high = args_.positions_per_head;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (positions[middle] < end) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
   __device__ int Token(int row) const { return (first_row_ + row) / args_.queries.gqa_ratio; }
   __device__ int Head(int row) const {
     return static_cast<int>(blockIdx.z) * args_.queries.gqa_ratio + (first_row_ + row) % args_.queries.gqa_ratio;
@@ -119,12 +144,14 @@ class AttendBlock {
     for (int i = 0; i < kDotRows; ++i) shared_.weights[(row + i) * kTileTokens + token] = dots[i] * args_.scale;
   }
 
-  __device__ void Softmax(int64_t start, int count) {
+  // Positions in `hidden` have no weight.
+  __device__ void Softmax(uint64_t hidden, int64_t start, int count) {
     for (int row = WarpId(); row < kRows; row += kBlockWarps) {
       float* weights = shared_.weights + row * kTileTokens;
       const int64_t seen = min(int64_t{count}, visible_ + Token(row) - start);
-      const float a = LaneId() < seen ? weights[LaneId()] : -INFINITY;
-      const float b = LaneId() + kWarpSize < seen ? weights[LaneId() + kWarpSize] : -INFINITY;
+      const auto logit = [&](int i) { return i < seen && (hidden >> i & 1) == 0 ? weights[i] : -INFINITY; };
+      const float a = logit(LaneId());
+      const float b = logit(LaneId() + kWarpSize);
       const float old_m = shared_.m[row];
       const float m = fmaxf(old_m, WarpMax(fmaxf(a, b)));
       // Nothing seen yet: all weights are zero, and -inf - (-inf) is never formed.
@@ -252,5 +279,8 @@ extern template Status AttendWidth<8, AnchorSource>(const AttendArgs&, const Anc
 extern template Status AttendWidth<2, DenseSource>(const AttendArgs&, const DenseSource&, Stream);
 extern template Status AttendWidth<4, DenseSource>(const AttendArgs&, const DenseSource&, Stream);
 extern template Status AttendWidth<8, DenseSource>(const AttendArgs&, const DenseSource&, Stream);
+extern template Status AttendWidth<2, SpectralSource>(const AttendArgs&, const SpectralSource&, Stream);
+extern template Status AttendWidth<4, SpectralSource>(const AttendArgs&, const SpectralSource&, Stream);
+extern template Status AttendWidth<8, SpectralSource>(const AttendArgs&, const SpectralSource&, Stream);
 
 }  // namespace anchorkv::cuda

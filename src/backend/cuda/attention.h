@@ -1,8 +1,9 @@
 // Attention on the GPU over compressed segments and exact rows: partial states, then one merge (docs/algorithm.md 6).
 //
-// A step of one layer enqueues AttendAnchor for each segment and AttendDense for the exact tail, each writing its
-// parts of one PartialStates array, then MergeStates. Nothing is allocated and the host never waits, so a step can be
-// captured in a CUDA graph; the tail's length can then be read from device memory. Arithmetic is float throughout.
+// A step of one layer enqueues AttendAnchor or AttendSpectral for each segment and AttendDense for the exact tail, each
+// writing its parts of one PartialStates array, then MergeStates. Nothing is allocated and the host never waits, so a
+// step can be captured in a CUDA graph; the tail's length can then be read from device memory. Arithmetic is float
+// throughout.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +11,20 @@
 #include "anchorkv/status.h"
 #include "backend/cuda/device.h"
 #include "format/anchor_layout.h"
+#include "format/spectral_layout.h"
 
 namespace anchorkv::cuda {
 
 // A packed segment in device memory, the bytes of format/anchor_layout.h.
 struct DeviceSegment {
   AnchorLayout layout;
+  const std::byte* base = nullptr;  // 64-byte aligned
+  int64_t first_position = 0;
+};
+
+// The same of the adaptive profile, the bytes of format/spectral_layout.h.
+struct DeviceSpectralSegment {
+  SpectralLayout layout;
   const std::byte* base = nullptr;  // 64-byte aligned
   int64_t first_position = 0;
 };
@@ -69,6 +78,14 @@ int SplitCount(const DeviceInfo& device, const DeviceQueries& queries, int64_t t
 // parts; first is a multiple of kTileTokens. Parts beyond the last tile are empty states. No mask.
 Status AttendAnchor(const DeviceSegment& segment, const DeviceRope& rope, const DeviceQueries& queries, int64_t first,
                     int64_t last, const PartialStates& out, Stream stream);
+
+// The same for a segment of the adaptive profile. Coded positions take the first parts and exact ones, which are rows
+// of their own, the last parts, in proportion to their numbers but at least one each: out.parts must be at least
+// kMinSpectralParts. Three kernels: coded positions, whose sums of values are then turned from code coordinates into
+// the model's, and exact ones.
+inline constexpr int kMinSpectralParts = 2;
+Status AttendSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                      int64_t first, int64_t last, const PartialStates& out, Stream stream);
 
 // Exact rows after RoPE; query token i sees rows t < visible + i of [first, last).
 struct DeviceDense {

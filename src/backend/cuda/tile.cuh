@@ -25,6 +25,8 @@ struct DenseSource {
   int64_t first_position = 0;
 
   __device__ void Prepare(CodeTables*) const {}
+  // Bit i: position start + i of a tile is left out.
+  __device__ static uint64_t Hidden(int, int64_t) { return 0; }
 
   // `row`: as in Rotate.
   template <int N>
@@ -83,6 +85,7 @@ struct AnchorSource {
   CodeTables tables;
 
   __device__ void Prepare(CodeTables* shared) const { CopyTables(tables, shared); }
+  __device__ static uint64_t Hidden(int, int64_t) { return 0; }
 
   // Rebuilds a tile: what DecodePosition does, with the loads of several positions in flight together.
   template <int N>

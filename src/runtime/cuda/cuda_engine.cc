@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "backend/cuda/check.h"
+#include "baseline/each_layer.h"
 #include "codec/alloc_guard.h"
+#include "codec/codec.h"
 #include "runtime/cuda/ops.h"
 #include "runtime/cuda/prompt_run.h"
 
@@ -20,8 +22,15 @@ constexpr int64_t kInputIds = 4;       // in step_input_: three numbers and the 
 // Fills caches with a prompt.
 class CacheFiller final : public LayerTaker {
  public:
-  CacheFiller(const DeviceParts& parts, std::vector<DeviceKvCache*> caches, int64_t tokens, LayerCompressor* compressor)
-      : parts_(parts), caches_(std::move(caches)), tokens_(tokens), compressor_(compressor) {
+  // `rope` and `backend` are for profiles that are compressed on the host.
+  CacheFiller(const DeviceParts& parts, std::vector<DeviceKvCache*> caches, int64_t tokens, LayerCompressor* compressor,
+              const RopeTable& rope, const Backend& backend)
+      : parts_(parts),
+        caches_(std::move(caches)),
+        tokens_(tokens),
+        compressor_(compressor),
+        rope_(rope),
+        backend_(backend) {
     segments_.resize(caches_.size());
   }
 
@@ -44,8 +53,7 @@ class CacheFiller final : public LayerTaker {
   Status Take(int layer, const PromptRows& rows) override {
     for (size_t i = 0; i < caches_.size(); ++i) {
       if (Compresses(*caches_[i])) {
-        AKV_ASSIGN_OR_RETURN(auto segment, CompressDeviceLayer(Input(layer, rows), caches_[i]->config().codec,
-                                                               compressor_, parts_.stream));
+        AKV_ASSIGN_OR_RETURN(auto segment, Compress(Input(layer, rows), caches_[i]->config().codec));
         segments_[i].push_back(std::move(segment));
       } else {
         AKV_RETURN_IF_ERROR(StoreExactly(layer, rows, *caches_[i]));
@@ -67,6 +75,14 @@ class CacheFiller final : public LayerTaker {
 
  private:
   bool Compresses(const DeviceKvCache& cache) const { return WhyNotCompressed(cache.config(), 0, tokens_).empty(); }
+
+  Result<std::shared_ptr<const DeviceKvSegment>> Compress(const DeviceLayerInput& input,
+                                                          const CodecOptions& options) const {
+    if (options.profile == Profile::kAdaptive) {
+      return CompressLayerOnHost(input, rope_, options, backend_, parts_.stream);
+    }
+    return CompressDeviceLayer(input, options, compressor_, parts_.stream);
+  }
 
   DeviceLayerInput Input(int layer, const PromptRows& rows) const {
     const ModelInfo& info = parts_.spec->info;
@@ -95,17 +111,21 @@ class CacheFiller final : public LayerTaker {
   std::vector<DeviceSegments> segments_;
   int64_t tokens_;
   LayerCompressor* compressor_;
+  const RopeTable& rope_;
+  const Backend& backend_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Engine>> CudaEngine::Make(const GgufFile& file, ModelSpec spec,
-                                                 std::shared_ptr<const RopeTable> rope, const EngineOptions&) {
+                                                 std::shared_ptr<const RopeTable> rope, const EngineOptions& options) {
   std::unique_ptr<CudaEngine> engine(new CudaEngine());
   CudaEngine& e = *engine;
   AKV_ASSIGN_OR_RETURN(e.device_, CurrentDevice());
   AKV_RETURN_IF_ERROR(CheckHeadDim(spec.info.head_dim));
   e.spec_ = std::move(spec);
+  const Backend* backend = options.backend != nullptr ? options.backend : CpuBackend();
+  e.backend_ = backend != nullptr ? backend : &ReferenceBackend();
   AKV_RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&e.stream_, cudaStreamNonBlocking), "making a stream"));
   AKV_ASSIGN_OR_RETURN(e.blas_, Blas::Make(e.stream_));
   AKV_ASSIGN_OR_RETURN(e.weights_, DeviceWeights::Load(file, e.spec_));
@@ -171,7 +191,7 @@ Status CudaEngine::Prefill(std::span<const int32_t> tokens, std::span<KvCache* c
     AKV_ASSIGN_OR_RETURN(DeviceKvCache* const device, Own(cache));
     own.push_back(device);
   }
-  CacheFiller filler(parts_, std::move(own), static_cast<int64_t>(tokens.size()), &compressor_);
+  CacheFiller filler(parts_, std::move(own), static_cast<int64_t>(tokens.size()), &compressor_, *rope_, *backend_);
   AKV_RETURN_IF_ERROR(filler.Prepare());
   AKV_ASSIGN_OR_RETURN(const auto run, PromptRun::Make(transformer_.get(), tokens, &filler));
   prefill_memory_ = run->memory();
@@ -217,10 +237,26 @@ Status CudaEngine::ObserveReconstruction(PromptRecord* record, std::span<const R
 
 Result<StoredSegments> CudaEngine::Compress(const PromptRecord& record, const CodecOptions& options) const {
   AKV_ASSIGN_OR_RETURN(const DeviceRecord* const own, Own(&record));
+  if (options.profile == Profile::kAdaptive) return CompressOnHost(*own, options);
   StoredSegments segments;
   for (int layer = 0; layer < own->layers(); ++layer) {
     AKV_ASSIGN_OR_RETURN(auto segment, CompressDeviceLayer(own->device_layer(layer), options, &compressor_, stream_));
     segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+Result<StoredSegments> CudaEngine::CompressOnHost(const DeviceRecord& record, const CodecOptions& options) const {
+  AKV_RETURN_IF_ERROR(record.MakeReadable());
+  std::vector<std::shared_ptr<const Segment>> made(static_cast<size_t>(record.layers()));
+  AKV_RETURN_IF_ERROR(ForEachLayer(made.size(), [&](size_t layer) -> Status {
+    AKV_ASSIGN_OR_RETURN(made[layer], CompressLayer(record.layer(static_cast<int>(layer)), options, *backend_));
+    return {};
+  }));
+  StoredSegments segments;
+  for (auto& segment : made) {
+    AKV_ASSIGN_OR_RETURN(auto on_device, ToDevice(std::move(segment), info().kv_heads, info().head_dim, stream_));
+    segments.push_back(std::move(on_device));
   }
   return segments;
 }
@@ -292,10 +328,18 @@ int CudaEngine::Parts(int64_t tokens, int64_t rows) const {
   return SplitCount(device_, StepQueries(few_, tokens), rows);
 }
 
+int CudaEngine::Parts(int64_t tokens, const DeviceKvSegment& segment) const {
+  return Parts(tokens, segment.tokens()) + segment.extra_parts();
+}
+
 int CudaEngine::StepParts(const DeviceKvCache& cache, int64_t tokens) const {
-  int parts = Parts(tokens, cache.capacity());
-  for (const auto& segment : cache.segments(0)) parts += Parts(tokens, segment->tokens());
-  return parts;
+  int most = 0;  // layers may hold segments of different kinds
+  for (int layer = 0; layer < info().layers; ++layer) {
+    int parts = 0;
+    for (const auto& segment : cache.segments(layer)) parts += Parts(tokens, *segment);
+    most = std::max(most, parts);
+  }
+  return most + Parts(tokens, cache.capacity());
 }
 
 Status CudaEngine::PrepareMany(int64_t tokens, int64_t rows, int parts) {
@@ -429,7 +473,7 @@ Status CudaEngine::AttendStep(const DeviceKvCache& cache, int layer, int64_t tok
   const DeviceQueries queries = StepQueries(activations, tokens);
   int first = 0;
   for (const auto& segment : cache.segments(layer)) {
-    const int count = Parts(tokens, segment->tokens());
+    const int count = Parts(tokens, *segment);
     AKV_RETURN_IF_ERROR(segment->Attend(parts_.rope, queries, Slice(states, info().head_dim, first, count), stream_));
     first += count;
   }

@@ -57,13 +57,17 @@ class CudaEngine final : public Engine {
   Status AttendStep(const DeviceKvCache& cache, int layer, int64_t tokens, const Activations& activations,
                     const PartialStates& states) const;
   DeviceQueries StepQueries(const Activations& activations, int64_t tokens) const;
-  // Partial states of a source of `rows` rows.
+  // `adaptive`, which the CPU compresses for now, several layers at once.
+  Result<StoredSegments> CompressOnHost(const DeviceRecord& record, const CodecOptions& options) const;
+  // Partial states of a source of `rows` rows, and of a segment.
   int Parts(int64_t tokens, int64_t rows) const;
+  int Parts(int64_t tokens, const DeviceKvSegment& segment) const;
   int StepParts(const DeviceKvCache& cache, int64_t tokens) const;
   // Buffers for steps of `tokens` tokens.
   Status PrepareMany(int64_t tokens, int64_t states_rows, int parts);
 
   ModelSpec spec_;
+  const Backend* backend_ = nullptr;  // of what is compressed on the host
   DeviceInfo device_;
   Stream stream_ = nullptr;
   std::unique_ptr<DeviceWeights> weights_;

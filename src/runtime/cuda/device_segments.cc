@@ -10,6 +10,7 @@
 #include "baseline/gathered_segment.h"
 #include "codec/anchor_segment.h"
 #include "codec/codec.h"
+#include "codec/spectral_segment.h"
 #include "format/residual_code.h"
 
 namespace anchorkv::cuda {
@@ -31,6 +32,26 @@ class AnchorOnDevice final : public DeviceKvSegment {
 
  private:
   AnchorLayout layout_;
+  DeviceBuffer bytes_;
+};
+
+class SpectralOnDevice final : public DeviceKvSegment {
+ public:
+  SpectralOnDevice(const SpectralSegment& source, DeviceBuffer bytes)
+      : DeviceKvSegment(source.tokens(), source.first_position(), bytes.size_bytes()),
+        layout_(source.layout()),
+        bytes_(std::move(bytes)) {
+    for (const Side side : {kKeys, kValues}) residual_share_[side] = source.residual_share(side);
+  }
+
+  int extra_parts() const noexcept override { return kMinSpectralParts - 1; }
+  Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
+                Stream stream) const override {
+    return AttendSpectral({layout_, bytes_.data(), first_position()}, rope, queries, 0, layout_.tokens, out, stream);
+  }
+
+ private:
+  SpectralLayout layout_;
   DeviceBuffer bytes_;
 };
 
@@ -77,14 +98,23 @@ class RowsOnDevice final : public DeviceKvSegment {
   DeviceBuffer head_rows_, data_;
 };
 
-Result<std::shared_ptr<const DeviceKvSegment>> Copy(const AnchorSegment& source, Stream stream) {
-  const size_t bytes = source.bytes().size_bytes();
-  AKV_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Make(bytes, "a segment"));
-  AKV_RETURN_IF_ERROR(Upload(buffer.data(), source.bytes().data(), bytes, stream));
+Result<DeviceBuffer> CopyBytes(const AlignedBuffer& bytes, Stream stream) {
+  AKV_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Make(bytes.size_bytes(), "a segment"));
+  AKV_RETURN_IF_ERROR(Upload(buffer.data(), bytes.data(), bytes.size_bytes(), stream));
   AKV_RETURN_IF_ERROR(Synchronize(stream));
+  return buffer;
+}
+
+Result<std::shared_ptr<const DeviceKvSegment>> Copy(const AnchorSegment& source, Stream stream) {
+  AKV_ASSIGN_OR_RETURN(DeviceBuffer buffer, CopyBytes(source.bytes(), stream));
   return std::shared_ptr<const DeviceKvSegment>(
       std::make_shared<AnchorOnDevice>(source.layout(), std::move(buffer), source.first_position(),
                                        source.residual_share(kKeys), source.residual_share(kValues)));
+}
+
+Result<std::shared_ptr<const DeviceKvSegment>> Copy(const SpectralSegment& source, Stream stream) {
+  AKV_ASSIGN_OR_RETURN(DeviceBuffer buffer, CopyBytes(source.bytes(), stream));
+  return std::shared_ptr<const DeviceKvSegment>(std::make_shared<SpectralOnDevice>(source, std::move(buffer)));
 }
 
 Result<std::shared_ptr<const DeviceKvSegment>> Copy(const GatheredSegment& source, int kv_heads, int head_dim,
@@ -123,6 +153,19 @@ Result<std::shared_ptr<const DeviceKvSegment>> Decode(const Segment& source, int
                             stream);
 }
 
+// Enqueues a copy of token-major f32 rows without gaps; `memory` owns it.
+Result<HeadsView<const float>> DownloadRows(const DeviceHeads& rows, AlignedBuffer* memory, Stream stream) {
+  const int64_t width = rows.heads * rows.head_dim;
+  if (rows.type != Element::kF32 || rows.head_stride != rows.head_dim || rows.token_stride != width) {
+    return InvalidArgument("rows for the host must be f32 and token-major without gaps");
+  }
+  const size_t bytes = static_cast<size_t>(rows.tokens * width) * sizeof(float);
+  AKV_ASSIGN_OR_RETURN(*memory, AlignedBuffer::Make(bytes, "a layer's rows"));
+  AKV_RETURN_IF_ERROR(Download(memory->data(), rows.data, bytes, stream));
+  return HeadsView<const float>{memory->as<float>(), rows.heads,       rows.tokens,
+                                rows.head_dim,       rows.head_stride, rows.token_stride};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input,
@@ -158,10 +201,27 @@ Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceL
       std::make_shared<AnchorOnDevice>(layout, std::move(bytes), input.first_position, share(kKeys), share(kValues)));
 }
 
+Result<std::shared_ptr<const DeviceKvSegment>> CompressLayerOnHost(const DeviceLayerInput& input, const RopeTable& rope,
+                                                                   const CodecOptions& options, const Backend& backend,
+                                                                   Stream stream) {
+  AlignedBuffer keys, values, queries;
+  LayerInput host;
+  host.layer = input.layer;
+  host.first_position = input.first_position;
+  host.rope = &rope;
+  AKV_ASSIGN_OR_RETURN(host.keys, DownloadRows(input.keys, &keys, stream));
+  AKV_ASSIGN_OR_RETURN(host.values, DownloadRows(input.values, &values, stream));
+  AKV_ASSIGN_OR_RETURN(host.queries, DownloadRows(input.queries, &queries, stream));
+  AKV_RETURN_IF_ERROR(Synchronize(stream));
+  AKV_ASSIGN_OR_RETURN(auto segment, CompressLayer(host, options, backend));
+  return ToDevice(std::move(segment), static_cast<int>(input.keys.heads), input.keys.head_dim, stream);
+}
+
 Result<std::shared_ptr<const DeviceKvSegment>> ToDevice(std::shared_ptr<const StoredSegment> segment, int kv_heads,
                                                         int head_dim, Stream stream) {
   if (auto own = std::dynamic_pointer_cast<const DeviceKvSegment>(segment)) return own;
   if (const auto* anchor = dynamic_cast<const AnchorSegment*>(segment.get())) return Copy(*anchor, stream);
+  if (const auto* spectral = dynamic_cast<const SpectralSegment*>(segment.get())) return Copy(*spectral, stream);
   if (const auto* rows = dynamic_cast<const GatheredSegment*>(segment.get())) {
     return Copy(*rows, kv_heads, head_dim, stream);
   }

@@ -18,7 +18,10 @@ class DeviceKvSegment : public StoredSegment {
   size_t resident_bytes() const noexcept override { return resident_bytes_; }
   double residual_share(Side side) const noexcept override { return residual_share_[side]; }
 
-  // Partial states of all query rows over the whole segment, in out.parts parts; only enqueues.
+  // Parts that the segment's kernels need besides those that its positions are split into.
+  virtual int extra_parts() const noexcept { return 0; }
+  // Partial states of all query rows over the whole segment, in out.parts parts (at least 1 + extra_parts()); only
+  // enqueues.
   virtual Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                         Stream stream) const = 0;
 
@@ -41,6 +44,13 @@ using DeviceSegments = std::vector<std::shared_ptr<const DeviceKvSegment>>;
 Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input,
                                                                    const CodecOptions& options,
                                                                    LayerCompressor* compressor, Stream stream);
+
+// The same for profiles that are compressed on the host for now (`adaptive`): copies the layer there, compresses it
+// with `backend` and copies the bytes back. Keys, values and queries must be f32 and token-major without gaps, prior
+// null.
+Result<std::shared_ptr<const DeviceKvSegment>> CompressLayerOnHost(const DeviceLayerInput& input, const RopeTable& rope,
+                                                                   const CodecOptions& options, const Backend& backend,
+                                                                   Stream stream);
 
 // A copy of a segment in host memory. Packed bytes and gathered rows are copied as they are; those of quantisers are
 // decoded on the host once, into 16-bit rows, and keep the byte bill of their codes. A segment that is in device memory
