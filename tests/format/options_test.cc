@@ -57,7 +57,8 @@ TEST(Options, AnchorCountIsClamped) {
 
 TEST(Options, DefaultsAreValid) {
   EXPECT_TRUE(Validate(CodecOptions()).ok());
-  for (const Profile p : {Profile::kPaper, Profile::kBlend, Profile::kAdaptive}) EXPECT_TRUE(Validate(CodecOptions::ForProfile(p)).ok());
+  for (const Profile p : {Profile::kPaper, Profile::kBlend, Profile::kAdaptive})
+    EXPECT_TRUE(Validate(CodecOptions::ForProfile(p)).ok());
 }
 
 TEST(Options, EachRangeIsChecked) {
@@ -112,7 +113,8 @@ TEST(Options, EachRangeIsChecked) {
 }
 
 TEST(Options, NamesParseBack) {
-  for (const auto v : {Profile::kPaper, Profile::kBlend, Profile::kAdaptive}) EXPECT_EQ(ParseProfile(Name(v)).value(), v);
+  for (const auto v : {Profile::kPaper, Profile::kBlend, Profile::kAdaptive})
+    EXPECT_EQ(ParseProfile(Name(v)).value(), v);
   for (const auto v : {Ranking::kUtility, Ranking::kBlend, Ranking::kBlendNovelty, Ranking::kNorm, Ranking::kAttention,
                        Ranking::kCosine, Ranking::kRandom}) {
     EXPECT_EQ(ParseRanking(Name(v)).value(), v);
