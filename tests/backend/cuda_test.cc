@@ -10,13 +10,13 @@
 #include "backend/backends.h"
 #include "backend/cases.h"
 #include "backend/cuda_support.h"
-#include "backend/spectral_block.h"
 #include "base/half.h"
 #include "codec/codec.h"
 #include "codec/selection.h"
 #include "format/residual_code.h"
 #include "support/compare.h"
 #include "support/random.h"
+#include "support/spectral_segments.h"
 
 namespace anchorkv {
 namespace {
@@ -301,8 +301,8 @@ TEST_F(CudaAttention, StepsCanBeCapturedAndReplayed) {
 // A segment of the adaptive profile and queries of all heads, on the host and on the GPU.
 class SpectralStep {
  public:
-  SpectralStep(const test::SpectralBlockSpec& spec, int gqa_ratio, int query_tokens)
-      : gqa_ratio_(gqa_ratio), query_tokens_(query_tokens), block_(spec) {
+  SpectralStep(const test::SpectralSpec& spec, int gqa_ratio, int query_tokens)
+      : gqa_ratio_(gqa_ratio), query_tokens_(query_tokens), block_(test::MakeSpectralSegment(spec)) {
     segment_ = test::SpectralOnDevice::Make(block_.view(), *block_.rope).value();
     query_data_ = test::Random(spec.seed + 7).Gaussians(rows() * head_dim());
     queries_ = Send(query_data_);
@@ -358,7 +358,7 @@ class SpectralStep {
 
  private:
   int gqa_ratio_, query_tokens_;
-  test::SpectralBlock block_;
+  test::SpectralSegmentData block_;
   test::SpectralOnDevice segment_;
   std::vector<float> query_data_;
   cuda::DeviceBuffer queries_, output_;
@@ -366,7 +366,7 @@ class SpectralStep {
 };
 
 TEST_F(CudaAttention, SpectralSegmentsAreReadAsTheReferenceReadsThem) {
-  for (const test::SpectralBlockSpec& spec : test::SpectralBlockSpecs()) {
+  for (const test::SpectralSpec& spec : test::SpectralSpecs()) {
     for (const auto& [gqa_ratio, query_tokens] : std::vector<std::pair<int, int>>{{1, 1}, {7, 1}, {3, 5}, {4, 17}}) {
       const SpectralStep step(spec, gqa_ratio, query_tokens);
       for (const auto& [first, last] :
@@ -376,7 +376,7 @@ TEST_F(CudaAttention, SpectralSegmentsAreReadAsTheReferenceReadsThem) {
         for (const int parts : {cuda::kMinSpectralParts, 3, SpectralStep::kParts}) {
           ExpectOk(step.Run(parts, first, last, nullptr));
           ASSERT_LT(test::RelativeError(step.Output(), expected), 1e-5)
-              << spec.Text() << "; " << gqa_ratio << " heads, " << query_tokens << " tokens, positions " << first
+              << spec.name << "; " << gqa_ratio << " heads, " << query_tokens << " tokens, positions " << first
               << " to " << last << ", " << parts << " parts";
         }
       }
@@ -386,18 +386,18 @@ TEST_F(CudaAttention, SpectralSegmentsAreReadAsTheReferenceReadsThem) {
 
 // The adaptor gives the states themselves, one kv head at a time.
 TEST_F(CudaAttention, StatesOfSpectralSegmentsAreTheReferences) {
-  for (const test::SpectralBlockSpec& spec : test::SpectralBlockSpecs()) {
-    const test::SpectralBlock block(spec);
+  for (const test::SpectralSpec& spec : test::SpectralSpecs()) {
+    const test::SpectralSegmentData block = test::MakeSpectralSegment(spec);
     test::Attention got(spec.head_dim, 2, 3, 5), oracle(spec.head_dim, 2, 3, 5);
     const Backend& cuda = test::BackendNamed("cuda");
     cuda.AttendSpectral(block.view(), *block.rope, spec.kv_heads - 1, got.queries(), 0, spec.tokens, got.states(),
                         got.Scratch(cuda, 0));
     ReferenceBackend().AttendSpectral(block.view(), *block.rope, spec.kv_heads - 1, oracle.queries(), 0, spec.tokens,
                                       oracle.states(), oracle.Scratch(ReferenceBackend(), 0));
-    EXPECT_LT(test::RelativeError(got.Output(), oracle.Output()), 1e-5) << spec.Text();
+    EXPECT_LT(test::RelativeError(got.Output(), oracle.Output()), 1e-5) << spec.name;
     const std::vector<double> a = got.LogSumExp(), b = oracle.LogSumExp();
-    for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-4 + 1e-5 * std::abs(b[i])) << spec.Text();
-    EXPECT_TRUE(got.GuardsIntact()) << spec.Text();
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-4 + 1e-5 * std::abs(b[i])) << spec.name;
+    EXPECT_TRUE(got.GuardsIntact()) << spec.name;
   }
 }
 
