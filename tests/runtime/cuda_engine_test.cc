@@ -285,7 +285,7 @@ TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
   EXPECT_LT(Difference(compressed, all), 1e-6);
   // Several tokens at once: kernels for many rows.
   ASSERT_TRUE(device_->Append(made->get(), std::span<const int32_t>(tokens_).subspan(kPrompt, 12), &many, true).ok());
-  EXPECT_LT(Difference(compressed, many), 1e-5);
+  EXPECT_LT(Difference(compressed, many), 1e-4);
 }
 
 TEST_P(CudaEngine, PrefilledCachesHoldTheSegmentsOfRecords) {
