@@ -12,8 +12,8 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/rotate-inl.h"
 #include "backend/cpu/row_blocks-inl.h"
-#include "backend/cpu/spectral_codes-inl.h"
 #include "backend/cpu/spectral_mean-inl.h"
+#include "backend/cpu/spectral_rows-inl.h"
 #include "base/half.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -82,27 +82,26 @@ struct FewScratch {
   FewScratch(ScratchArena* arena, int rows, int head_dim)
       : shared(arena, head_dim),
         stride(PadTo(head_dim, kPad)),
+        padded_rows(PaddedRows(rows)),
         mean(arena, rows, head_dim),
         q(arena->Take<float>(rows * stride)),
-        q_code(arena->Take<float>(rows * stride)),
+        q_code(arena->Take<float>(padded_rows * stride)),
         o(arena->Take<float>(rows * stride)),
-        o_code(arena->Take<float>(rows * stride)),
-        // The value basis is applied with coefficients of all coordinates in place of a tile's keys.
-        p(arena->Take<float>(GroupsOfRows(rows) * kGroupTableFloats)),
-        slot_p(arena->Take<float>(std::max<int64_t>(kGroupTableFloats, stride * kGroupRows))),
-        groups(arena->Take<RowGroup>(GroupsOfRows(rows))) {}
-
-  static int GroupsOfRows(int rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+        o_code(arena->Take<float>(padded_rows * stride)),
+        p(arena->Take<float>(GroupsOf(padded_rows) * kGroupTableFloats)),
+        slot_p(arena->Take<float>(std::max<int64_t>(GroupsOf(padded_rows) * kGroupTableFloats, stride * kGroupRows))),
+        groups(arena->Take<RowGroup>(GroupsOf(padded_rows))) {}
 
   SharedScratch shared;
   int64_t stride;
+  int padded_rows;  // rows behind the last query row are zero
   MeanLogits mean;
   float* q;       // [rows, stride] / sqrt(head_dim), the model's coordinates
-  float* q_code;  // [rows, stride]: in code coordinates, times their deviations
+  float* q_code;  // [padded_rows, stride]: in code coordinates, times their deviations
   float* o;       // [rows, stride], the model's coordinates
-  float* o_code;  // [rows, stride]: sums of levels times scales
+  float* o_code;  // [padded_rows, stride]: sums of levels times scales
   float* p;       // [groups, kGroupTableFloats]
-  float* slot_p;
+  float* slot_p;  // the same for the vectors of a rate, or one group's coefficients of the value basis
   RowGroup* groups;
 };
 
@@ -110,9 +109,8 @@ void LoadQueries(const SpectralCall& call, const FewScratch& scratch) {
   const int rows = call.query_rows();
   const uint8_t* order = call.view.order(kKeys, call.head);
   const SideCodes& keys = scratch.shared.codes[kKeys];
-  for (float* zero : {scratch.q, scratch.q_code, scratch.o, scratch.o_code}) {
-    std::fill_n(zero, rows * scratch.stride, 0.0f);
-  }
+  for (float* zero : {scratch.q, scratch.o}) std::fill_n(zero, rows * scratch.stride, 0.0f);
+  for (float* zero : {scratch.q_code, scratch.o_code}) std::fill_n(zero, scratch.padded_rows * scratch.stride, 0.0f);
   for (int row = 0; row < rows; ++row) {
     float* q = scratch.q + row * scratch.stride;
     float* code = scratch.q_code + row * scratch.stride;
@@ -121,52 +119,32 @@ void LoadQueries(const SpectralCall& call, const FewScratch& scratch) {
   }
 }
 
-// Adds the codes' part of the keys to the logits.
-void KeyCodes(const SpectralCall& call, const FewScratch& scratch, const RowGroups& split, int64_t tile,
-              uint64_t seen) {
-  const SharedScratch& shared = scratch.shared;
-  ForEachRate(call.view, kKeys, call.head, tile / kTileTokens, seen, shared.codes[kKeys],
+// Calls body(rate, vectors, rows) for every rate of a tile that codes some of the positions `seen`; rows: a constant.
+template <typename Body>
+void ForEachCode(const SpectralCall& call, const FewScratch& scratch, Side side, int64_t tile, uint64_t seen,
+                 const Body& body) {
+  ForEachRate(call.view, side, call.head, tile / kTileTokens, seen, scratch.shared.codes[side],
               [&](const RateCode& rate, uint64_t positions, int count, const uint8_t* scales, const uint8_t* codes) {
-                const BlockTag block;
-                DecodeLevels(rate, shared.table, codes, count, shared.levels);
-                for (int g = 0; g < split.count(); ++g) {
-                  const float* q = scratch.q_code + split.first_row(g) * scratch.stride;
-                  ANCHORKV_WITH_ROWS(split.rows(g), GroupDots<kRows>(shared.levels, rate.padded(), count, rate.padded(),
-                                                                     q, scratch.stride, scratch.slot_p));
-                  float* p = scratch.p + int64_t{g} * kGroupTableFloats;
-                  uint64_t rest = positions;
-                  for (int n = 0; n < count; ++n, rest &= rest - 1) {
-                    float* at = p + std::countr_zero(rest) * kGroupRows;
-                    const Block scale = hn::Set(block, shared.scales[scales[n]]);
-                    const Block dot = hn::LoadU(block, scratch.slot_p + n * kGroupRows);
-                    hn::StoreU(hn::MulAdd(scale, dot, hn::LoadU(block, at)), block, at);
-                  }
-                }
+                float of_vectors[kTileTokens];
+                for (int n = 0; n < count; ++n) of_vectors[n] = scratch.shared.scales[scales[n]];
+                const RateVectors vectors{positions, count, of_vectors, codes};
+                WithPaddedRows(call.query_rows(), [&](auto rows) { body(rate, vectors, rows); });
               });
 }
 
+// Adds the codes' part of the keys to the logits.
+void KeyCodes(const SpectralCall& call, const FewScratch& scratch, int64_t tile, uint64_t seen) {
+  ForEachCode(call, scratch, kKeys, tile, seen, [&](const RateCode& rate, const RateVectors& vectors, auto rows) {
+    CodeLogits<decltype(rows)::value>(rate, scratch.shared.table, vectors, scratch.q_code, scratch.stride, scratch.p);
+  });
+}
+
 // Adds the codes' part of the values to the sums of code coordinates.
-void ValueCodes(const SpectralCall& call, const FewScratch& scratch, const RowGroups& split, int64_t tile,
-                uint64_t seen) {
-  const SharedScratch& shared = scratch.shared;
-  ForEachRate(call.view, kValues, call.head, tile / kTileTokens, seen, shared.codes[kValues],
-              [&](const RateCode& rate, uint64_t positions, int count, const uint8_t* scales, const uint8_t* codes) {
-                const BlockTag block;
-                DecodeLevels(rate, shared.table, codes, count, shared.levels);
-                for (int g = 0; g < split.count(); ++g) {
-                  const float* p = scratch.p + int64_t{g} * kGroupTableFloats;
-                  uint64_t rest = positions;
-                  for (int n = 0; n < count; ++n, rest &= rest - 1) {
-                    const Block weight = hn::LoadU(block, p + std::countr_zero(rest) * kGroupRows);
-                    hn::StoreU(hn::Mul(hn::Set(block, shared.scales[scales[n]]), weight), block,
-                               scratch.slot_p + n * kGroupRows);
-                  }
-                  float* o = scratch.o_code + split.first_row(g) * scratch.stride;
-                  ANCHORKV_WITH_ROWS(split.rows(g),
-                                     GroupAccumulate<kRows>(shared.levels, rate.padded(), count, rate.padded(),
-                                                            scratch.slot_p, o, scratch.stride));
-                }
-              });
+void ValueCodes(const SpectralCall& call, const FewScratch& scratch, int64_t tile, uint64_t seen) {
+  ForEachCode(call, scratch, kValues, tile, seen, [&](const RateCode& rate, const RateVectors& vectors, auto rows) {
+    CodeSums<decltype(rows)::value>(rate, scratch.shared.table, vectors, scratch.p, scratch.slot_p, scratch.o_code,
+                                    scratch.stride);
+  });
 }
 
 // The softmax of a group's logits; sums of earlier probabilities follow.
@@ -184,7 +162,7 @@ void FewTile(const SpectralCall& call, const FewScratch& scratch, const RowGroup
   const uint64_t coded = call.CodedPositions(tile, count);
   if (coded == 0) return;
   scratch.mean.Compute(call.rope, call.view.first_position + tile, split, scratch.p);
-  KeyCodes(call, scratch, split, tile, coded);
+  KeyCodes(call, scratch, tile, coded);
   const BlockTag block;
   for (int g = 0; g < split.count(); ++g) {
     float* p = scratch.p + int64_t{g} * kGroupTableFloats;
@@ -194,7 +172,7 @@ void FewTile(const SpectralCall& call, const FewScratch& scratch, const RowGroup
     }
     GroupStep(scratch, split, g, count, scratch.o_code);
   }
-  ValueCodes(call, scratch, split, tile, coded);
+  ValueCodes(call, scratch, tile, coded);
 }
 
 // o := l mean + sums of code coordinates in the model's.
