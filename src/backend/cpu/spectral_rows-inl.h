@@ -37,7 +37,11 @@ HWY_INLINE void CodeDotsOf(const RateCode& rate, const LevelsOfWidths::Loaded& l
     for (int v = 0; v < kPad; v += kLanes) {
       const LaneCodes lanes(chunk, v);
       Vec level[kKeys];
-      for (int k = 0; k < kKeys; ++k) level[k] = lanes.Decode(levels, codes + k * rate.code_bytes + chunk.offset);
+      WithWidest(chunk, v, [&](auto widest) HWY_ATTR {
+        for (int k = 0; k < kKeys; ++k) {
+          level[k] = lanes.Decode<decltype(widest)::value>(levels, codes + k * rate.code_bytes + chunk.offset);
+        }
+      });
       for (int r = 0; r < kRows; ++r) {
         const Vec query = hn::LoadU(d, q_code + r * q_stride + c * kPad + v);
         for (int k = 0; k < kKeys; ++k) sum[k][r] = hn::MulAdd(level[k], query, sum[k][r]);
@@ -103,13 +107,15 @@ HWY_NOINLINE void CodeSums(const RateCode& rate, const LevelsOfWidths& table, co
       for (int r = 0; r < kRows; ++r) sum[r] = hn::LoadU(d, o + r * o_stride);
       const uint8_t* codes = vectors.codes + chunk.offset;
       const float* w = weights;
-      for (int n = 0; n < vectors.count; ++n, codes += rate.code_bytes, w += kGroupRows) {
-        const Vec level = lanes.Decode(levels, codes);
-        for (int r = 0; r < kRows; ++r) {
-          const Vec weight = hn::Set(d, w[r / kPerGroup * kGroupTableFloats + r % kPerGroup]);
-          sum[r] = hn::MulAdd(weight, level, sum[r]);
+      WithWidest(chunk, v, [&](auto widest) HWY_ATTR {
+        for (int n = 0; n < vectors.count; ++n, codes += rate.code_bytes, w += kGroupRows) {
+          const Vec level = lanes.Decode<decltype(widest)::value>(levels, codes);
+          for (int r = 0; r < kRows; ++r) {
+            const Vec weight = hn::Set(d, w[r / kPerGroup * kGroupTableFloats + r % kPerGroup]);
+            sum[r] = hn::MulAdd(weight, level, sum[r]);
+          }
         }
-      }
+      });
       for (int r = 0; r < kRows; ++r) hn::StoreU(sum[r], d, o + r * o_stride);
     }
   }
