@@ -1,8 +1,8 @@
 // Up to eight query rows against a tile of the compressed form, without storing decoded vectors: rotated
 // anchors and residual levels live in registers only. Compiled once per target.
 //
-// The rows of a call are in one or two groups (RowGroups); kernels are made for 1, 2, 3, 4, 6 and 8 rows,
-// with rows of zeros in between. Tables over keys are per group, kGroupTableFloats apart.
+// The rows of a call are in one or two groups, padded (rows-inl.h). Tables over keys are per group, kGroupTableFloats
+// apart.
 #if defined(ANCHORKV_BACKEND_CPU_ANCHOR_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANCHORKV_BACKEND_CPU_ANCHOR_ROWS_INL_H_
 #undef ANCHORKV_BACKEND_CPU_ANCHOR_ROWS_INL_H_
@@ -18,20 +18,6 @@ HWY_BEFORE_NAMESPACE();
 namespace anchorkv {
 namespace HWY_NAMESPACE {
 #if ANCHORKV_TARGET_HAS_KERNELS
-
-// Rows of the kernel that serves `rows` query rows.
-constexpr int PaddedRows(int rows) { return rows <= kGroupRows ? rows : rows <= 6 ? 6 : 8; }
-constexpr int GroupsOf(int padded_rows) { return (padded_rows + kGroupRows - 1) / kGroupRows; }
-
-// The sums over lanes of group g's rows; zeros for missing rows.
-template <int kRows>
-HWY_INLINE Block GroupSums(const Vec sum[kRows], int g) {
-  constexpr int kPerGroup = kRows / GroupsOf(kRows);
-  const Vec zero = hn::Zero(FloatTag());
-  const Vec* rows = sum + g * kPerGroup;
-  return SumsOfFour(rows[0], kPerGroup > 1 ? rows[1] : zero, kPerGroup > 2 ? rows[2] : zero,
-                    kPerGroup > 3 ? rows[3] : zero);
-}
 
 // p[n, r] = gamma_n q_base[r] . R_n anchor, R_n turning by the offset n in the tile, for the tile's first `count`
 // positions; q_base [kRows, q_stride] in split order. kPart: the rotation's part when known at compile time and nothing
@@ -158,25 +144,6 @@ HWY_INLINE void WithSlotShape(int bits, int head_dim, const Body& body) {
   if (bits == 2) return body(SlotShape<2, 128>());
   if (bits == 3) return body(SlotShape<3, 128>());
   body(SlotShape<4, 128>());
-}
-
-// Calls body(std::integral_constant<int, PaddedRows(rows)>).
-template <typename Body>
-HWY_INLINE void WithPaddedRows(int rows, const Body& body) {
-  switch (PaddedRows(rows)) {
-    case 1:
-      return body(std::integral_constant<int, 1>());
-    case 2:
-      return body(std::integral_constant<int, 2>());
-    case 3:
-      return body(std::integral_constant<int, 3>());
-    case 4:
-      return body(std::integral_constant<int, 4>());
-    case 6:
-      return body(std::integral_constant<int, 6>());
-    default:
-      return body(std::integral_constant<int, 8>());
-  }
 }
 
 #endif  // ANCHORKV_TARGET_HAS_KERNELS

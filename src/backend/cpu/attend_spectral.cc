@@ -12,7 +12,8 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/rotate-inl.h"
 #include "backend/cpu/row_blocks-inl.h"
-#include "backend/cpu/spectral_codes-inl.h"
+#include "backend/cpu/spectral_mean-inl.h"
+#include "backend/cpu/spectral_rows-inl.h"
 #include "base/half.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,6 +21,9 @@ namespace anchorkv {
 namespace HWY_NAMESPACE {
 #if ANCHORKV_TARGET_HAS_KERNELS
 namespace {
+
+// A tile's first `count` positions, at least one.
+uint64_t AllOf(int count) { return ~uint64_t{0} >> (kTileTokens - count); }
 
 struct SpectralCall {
   const SpectralView& view;
@@ -37,8 +41,7 @@ struct SpectralCall {
   int InTile(int64_t tile) const { return static_cast<int>(std::min<int64_t>(kTileTokens, last - tile)); }
   // Which of the tile's first `count` positions are not exact.
   uint64_t CodedPositions(int64_t tile, int count) const {
-    const uint64_t seen = ~uint64_t{0} >> (kTileTokens - count);
-    return seen & ~TagMask(view.tags(kValues, head, tile / kTileTokens), kExactTag);
+    return AllOf(count) & ~TagMask(view.tags(kValues, head, tile / kTileTokens), kExactTag);
   }
   const hwy::float16_t* exact_row(Side side, int64_t row) const {
     return reinterpret_cast<const hwy::float16_t*>(view.exact_rows(side, head)) + row * head_dim();
@@ -73,83 +76,41 @@ struct SharedScratch {
   LevelsOfWidths table;
 };
 
-// --- Few rows: no vector is rebuilt. The key mean's part of a logit is a sum of cosines and sines of the position,
-// with coefficients made from the query.
+// --- Few rows: no vector is rebuilt. The key mean's part of a logit is spectral_mean-inl.h's.
 
 struct FewScratch {
   FewScratch(ScratchArena* arena, int rows, int head_dim)
       : shared(arena, head_dim),
         stride(PadTo(head_dim, kPad)),
-        max_waves(2 * PadTo(head_dim / 2, kPad) + kPad),
+        padded_rows(PaddedRows(rows)),
+        mean(arena, rows, head_dim),
         q(arena->Take<float>(rows * stride)),
-        q_code(arena->Take<float>(rows * stride)),
+        q_code(arena->Take<float>(padded_rows * stride)),
         o(arena->Take<float>(rows * stride)),
-        o_code(arena->Take<float>(rows * stride)),
-        waves(arena->Take<float>(kTileTokens * max_waves)),
-        base(arena->Take<float>(max_waves)),
-        q_waves(arena->Take<float>(rows * max_waves)),
-        q_tile(arena->Take<float>(rows * max_waves)),
-        // The value basis is applied with coefficients of all coordinates in place of a tile's keys.
-        p(arena->Take<float>(GroupsOfRows(rows) * kGroupTableFloats)),
-        slot_p(arena->Take<float>(std::max<int64_t>(kGroupTableFloats, stride * kGroupRows))),
-        groups(arena->Take<RowGroup>(GroupsOfRows(rows))) {}
-
-  static int GroupsOfRows(int rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+        o_code(arena->Take<float>(padded_rows * stride)),
+        p(arena->Take<float>(GroupsOf(padded_rows) * kGroupTableFloats)),
+        slot_p(arena->Take<float>(std::max<int64_t>(GroupsOf(padded_rows) * kGroupTableFloats, stride * kGroupRows))),
+        groups(arena->Take<RowGroup>(GroupsOf(padded_rows))) {}
 
   SharedScratch shared;
   int64_t stride;
-  int64_t max_waves;
-  int part = 0;    // pairs, padded
-  int width = 0;   // of waves: cosines [part], sines [part], and 1 where some coordinates do not rotate
-  float* q;        // [rows, stride] / sqrt(head_dim), the model's coordinates
-  float* q_code;   // [rows, stride]: in code coordinates, times their deviations
-  float* o;        // [rows, stride], the model's coordinates
-  float* o_code;   // [rows, stride]: sums of levels times scales
-  float* waves;    // [kTileTokens, width], of the offsets in a tile
-  float* base;     // [2, part], of a tile's first position
-  float* q_waves;  // [rows, width]
-  float* q_tile;   // the same, turned to the tile's first position
-  float* p;        // [groups, kGroupTableFloats]
-  float* slot_p;
+  int padded_rows;  // rows behind the last query row are zero
+  MeanLogits mean;
+  float* q;       // [rows, stride] / sqrt(head_dim), the model's coordinates
+  float* q_code;  // [padded_rows, stride]: in code coordinates, times their deviations
+  float* o;       // [rows, stride], the model's coordinates
+  float* o_code;  // [padded_rows, stride]: sums of levels times scales
+  float* p;       // [groups, kGroupTableFloats]
+  float* slot_p;  // the same for the vectors of a rate, or one group's coefficients of the value basis
   RowGroup* groups;
 };
-
-void PrepareWaves(const SpectralCall& call, FewScratch* scratch) {
-  const int pairs = call.rope.pairs();
-  const int part = PadTo(pairs, kPad);
-  const bool some_rest = 2 * pairs < call.head_dim();
-  const int width = 2 * part + (some_rest ? kPad : 0);
-  scratch->part = part;
-  scratch->width = width;
-  for (int n = 0; n < kTileTokens; ++n) {
-    float* row = scratch->waves + n * width;
-    std::fill(std::copy_n(call.rope.offset_cos(n), pairs, row), row + part, 0.0f);
-    std::fill(std::copy_n(call.rope.offset_sin(n), pairs, row + part), row + width, 0.0f);
-    if (some_rest) row[2 * part] = 1.0f;
-  }
-  const float* mean = call.view.mean(kKeys, call.head);
-  std::fill_n(scratch->base, 2 * part, 0.0f);
-  std::fill_n(scratch->q_waves, call.query_rows() * width, 0.0f);
-  for (int row = 0; row < call.query_rows(); ++row) {
-    const float* q = scratch->q + row * scratch->stride;
-    float* to = scratch->q_waves + row * width;
-    for (int i = 0; i < pairs; ++i) {
-      const int a = call.rope.first(i);
-      const int b = call.rope.second(i);
-      to[i] = mean[a] * q[a] + mean[b] * q[b];
-      to[part + i] = mean[a] * q[b] - mean[b] * q[a];
-    }
-    for (int i = 2 * pairs; i < call.head_dim(); ++i) to[2 * part] += mean[i] * q[i];
-  }
-}
 
 void LoadQueries(const SpectralCall& call, const FewScratch& scratch) {
   const int rows = call.query_rows();
   const uint8_t* order = call.view.order(kKeys, call.head);
   const SideCodes& keys = scratch.shared.codes[kKeys];
-  for (float* zero : {scratch.q, scratch.q_code, scratch.o, scratch.o_code}) {
-    std::fill_n(zero, rows * scratch.stride, 0.0f);
-  }
+  for (float* zero : {scratch.q, scratch.o}) std::fill_n(zero, rows * scratch.stride, 0.0f);
+  for (float* zero : {scratch.q_code, scratch.o_code}) std::fill_n(zero, scratch.padded_rows * scratch.stride, 0.0f);
   for (int row = 0; row < rows; ++row) {
     float* q = scratch.q + row * scratch.stride;
     float* code = scratch.q_code + row * scratch.stride;
@@ -158,78 +119,32 @@ void LoadQueries(const SpectralCall& call, const FewScratch& scratch) {
   }
 }
 
-// Logits of the key mean at the tile's first `count` positions.
-void MeanLogits(const SpectralCall& call, const FewScratch& scratch, const RowGroups& split, int64_t tile, int count) {
-  const FloatTag d;
-  const int part = scratch.part;
-  const int width = scratch.width;
-  if (part > 0) call.rope.CosSin(call.view.first_position + tile, scratch.base, scratch.base + part);
-  for (int row = 0; row < call.query_rows(); ++row) {
-    const float* from = scratch.q_waves + row * width;
-    float* to = scratch.q_tile + row * width;
-    for (int i = 0; i < part; i += kLanes) {
-      Vec a = hn::LoadU(d, from + i);
-      Vec b = hn::LoadU(d, from + part + i);
-      // cos(x + n) and sin(x + n) in cos n and sin n.
-      RotateLanes(hn::LoadU(d, scratch.base + i), hn::Neg(hn::LoadU(d, scratch.base + part + i)), &a, &b);
-      hn::StoreU(a, d, to + i);
-      hn::StoreU(b, d, to + part + i);
-    }
-    std::copy(from + 2 * part, from + width, to + 2 * part);
-  }
-  for (int g = 0; g < split.count(); ++g) {
-    ANCHORKV_WITH_ROWS(split.rows(g),
-                       GroupDots<kRows>(scratch.waves, width, count, width, scratch.q_tile + split.first_row(g) * width,
-                                        width, scratch.p + int64_t{g} * kGroupTableFloats));
-  }
+// Calls body(rate, vectors, rows) for every rate of a tile that codes some of the positions `seen`; rows: a constant.
+template <typename Body>
+void ForEachCode(const SpectralCall& call, const FewScratch& scratch, Side side, int64_t tile, uint64_t seen,
+                 const Body& body) {
+  ForEachRate(call.view, side, call.head, tile / kTileTokens, seen, scratch.shared.codes[side],
+              [&](const RateCode& rate, uint64_t positions, int count, const uint8_t* scales, const uint8_t* codes) {
+                float of_vectors[kTileTokens];
+                for (int n = 0; n < count; ++n) of_vectors[n] = scratch.shared.scales[scales[n]];
+                const RateVectors vectors{positions, count, of_vectors, codes};
+                WithPaddedRows(call.query_rows(), [&](auto rows) { body(rate, vectors, rows); });
+              });
 }
 
 // Adds the codes' part of the keys to the logits.
-void KeyCodes(const SpectralCall& call, const FewScratch& scratch, const RowGroups& split, int64_t tile,
-              uint64_t seen) {
-  const SharedScratch& shared = scratch.shared;
-  ForEachRate(call.view, kKeys, call.head, tile / kTileTokens, seen, shared.codes[kKeys],
-              [&](const RateCode& rate, uint64_t positions, int count, const uint8_t* scales, const uint8_t* codes) {
-                const BlockTag block;
-                DecodeLevels(rate, shared.table, codes, count, shared.levels);
-                for (int g = 0; g < split.count(); ++g) {
-                  const float* q = scratch.q_code + split.first_row(g) * scratch.stride;
-                  ANCHORKV_WITH_ROWS(split.rows(g), GroupDots<kRows>(shared.levels, rate.padded(), count, rate.padded(),
-                                                                     q, scratch.stride, scratch.slot_p));
-                  float* p = scratch.p + int64_t{g} * kGroupTableFloats;
-                  uint64_t rest = positions;
-                  for (int n = 0; n < count; ++n, rest &= rest - 1) {
-                    float* at = p + std::countr_zero(rest) * kGroupRows;
-                    const Block scale = hn::Set(block, shared.scales[scales[n]]);
-                    const Block dot = hn::LoadU(block, scratch.slot_p + n * kGroupRows);
-                    hn::StoreU(hn::MulAdd(scale, dot, hn::LoadU(block, at)), block, at);
-                  }
-                }
-              });
+void KeyCodes(const SpectralCall& call, const FewScratch& scratch, int64_t tile, uint64_t seen) {
+  ForEachCode(call, scratch, kKeys, tile, seen, [&](const RateCode& rate, const RateVectors& vectors, auto rows) {
+    CodeLogits<decltype(rows)::value>(rate, scratch.shared.table, vectors, scratch.q_code, scratch.stride, scratch.p);
+  });
 }
 
 // Adds the codes' part of the values to the sums of code coordinates.
-void ValueCodes(const SpectralCall& call, const FewScratch& scratch, const RowGroups& split, int64_t tile,
-                uint64_t seen) {
-  const SharedScratch& shared = scratch.shared;
-  ForEachRate(call.view, kValues, call.head, tile / kTileTokens, seen, shared.codes[kValues],
-              [&](const RateCode& rate, uint64_t positions, int count, const uint8_t* scales, const uint8_t* codes) {
-                const BlockTag block;
-                DecodeLevels(rate, shared.table, codes, count, shared.levels);
-                for (int g = 0; g < split.count(); ++g) {
-                  const float* p = scratch.p + int64_t{g} * kGroupTableFloats;
-                  uint64_t rest = positions;
-                  for (int n = 0; n < count; ++n, rest &= rest - 1) {
-                    const Block weight = hn::LoadU(block, p + std::countr_zero(rest) * kGroupRows);
-                    hn::StoreU(hn::Mul(hn::Set(block, shared.scales[scales[n]]), weight), block,
-                               scratch.slot_p + n * kGroupRows);
-                  }
-                  float* o = scratch.o_code + split.first_row(g) * scratch.stride;
-                  ANCHORKV_WITH_ROWS(split.rows(g),
-                                     GroupAccumulate<kRows>(shared.levels, rate.padded(), count, rate.padded(),
-                                                            scratch.slot_p, o, scratch.stride));
-                }
-              });
+void ValueCodes(const SpectralCall& call, const FewScratch& scratch, int64_t tile, uint64_t seen) {
+  ForEachCode(call, scratch, kValues, tile, seen, [&](const RateCode& rate, const RateVectors& vectors, auto rows) {
+    CodeSums<decltype(rows)::value>(rate, scratch.shared.table, vectors, scratch.p, scratch.slot_p, scratch.o_code,
+                                    scratch.stride);
+  });
 }
 
 // The softmax of a group's logits; sums of earlier probabilities follow.
@@ -246,17 +161,18 @@ void FewTile(const SpectralCall& call, const FewScratch& scratch, const RowGroup
   const int count = call.InTile(tile);
   const uint64_t coded = call.CodedPositions(tile, count);
   if (coded == 0) return;
-  MeanLogits(call, scratch, split, tile, count);
-  KeyCodes(call, scratch, split, tile, coded);
+  scratch.mean.Compute(call.rope, call.view.first_position + tile, split, scratch.p);
+  KeyCodes(call, scratch, tile, coded);
   const BlockTag block;
   for (int g = 0; g < split.count(); ++g) {
     float* p = scratch.p + int64_t{g} * kGroupTableFloats;
-    for (int n = 0; n < count; ++n) {
-      if ((coded >> n & 1) == 0) hn::StoreU(hn::Set(block, kMinusInfinity), block, p + n * kGroupRows);
+    const uint64_t exact = ~coded & AllOf(count);
+    for (uint64_t rest = exact; rest != 0; rest &= rest - 1) {
+      hn::StoreU(hn::Set(block, kMinusInfinity), block, p + std::countr_zero(rest) * kGroupRows);
     }
     GroupStep(scratch, split, g, count, scratch.o_code);
   }
-  ValueCodes(call, scratch, split, tile, coded);
+  ValueCodes(call, scratch, tile, coded);
 }
 
 // o := l mean + sums of code coordinates in the model's.
@@ -305,7 +221,7 @@ void AttendFew(const SpectralCall& call, void* memory) {
   const RowGroups split(call.query_rows());
   scratch.shared.Prepare(call);
   LoadQueries(call, scratch);
-  PrepareWaves(call, &scratch);
+  scratch.mean.Prepare(call.rope, call.view.mean(kKeys, call.head), scratch.q, scratch.stride, call.query_rows());
   for (int g = 0; g < split.count(); ++g) scratch.groups[g].Clear();
   for (int64_t tile = call.first; tile < call.last; tile += kTileTokens) FewTile(call, scratch, split, tile);
   for (int g = 0; g < split.count(); ++g) ToModelCoordinates(call, scratch, split, g);

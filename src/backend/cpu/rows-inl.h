@@ -191,6 +191,41 @@ HWY_INLINE void GroupAccumulate(const T* values, int64_t stride, int count, int 
     }                                   \
   }
 
+// --- One or two groups at once: kernels are made for 1, 2, 3, 4, 6 and 8 rows, with rows of zeros in between.
+
+// Rows of the kernel that serves `rows` query rows.
+constexpr int PaddedRows(int rows) { return rows <= kGroupRows ? rows : rows <= 6 ? 6 : 8; }
+constexpr int GroupsOf(int padded_rows) { return (padded_rows + kGroupRows - 1) / kGroupRows; }
+
+// The sums over lanes of group g's rows; zeros for missing rows.
+template <int kRows>
+HWY_INLINE Block GroupSums(const Vec sum[kRows], int g) {
+  constexpr int kPerGroup = kRows / GroupsOf(kRows);
+  const Vec zero = hn::Zero(FloatTag());
+  const Vec* rows = sum + g * kPerGroup;
+  return SumsOfFour(rows[0], kPerGroup > 1 ? rows[1] : zero, kPerGroup > 2 ? rows[2] : zero,
+                    kPerGroup > 3 ? rows[3] : zero);
+}
+
+// Calls body(std::integral_constant<int, PaddedRows(rows)>).
+template <typename Body>
+HWY_INLINE void WithPaddedRows(int rows, const Body& body) {
+  switch (PaddedRows(rows)) {
+    case 1:
+      return body(std::integral_constant<int, 1>());
+    case 2:
+      return body(std::integral_constant<int, 2>());
+    case 3:
+      return body(std::integral_constant<int, 3>());
+    case 4:
+      return body(std::integral_constant<int, 4>());
+    case 6:
+      return body(std::integral_constant<int, 6>());
+    default:
+      return body(std::integral_constant<int, 8>());
+  }
+}
+
 #endif  // ANCHORKV_TARGET_HAS_KERNELS
 }  // namespace HWY_NAMESPACE
 }  // namespace anchorkv

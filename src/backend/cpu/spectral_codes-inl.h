@@ -39,21 +39,44 @@ class LevelsOfWidths {
   }
 
   using Index = hn::Vec<hn::RebindToUnsigned<FloatTag>>;
-  HWY_INLINE Vec Lookup(Index index) const {
-#if HWY_TARGET <= HWY_AVX3
-    return Vec{_mm512_permutex2var_ps(_mm512_load_ps(entries_), index.raw, _mm512_load_ps(entries_ + kLanes))};
-#elif HWY_TARGET <= HWY_AVX2
-    const FloatTag d;
-    const auto part = [&](int i) {
-      return Vec{_mm256_permutevar8x32_ps(_mm256_load_ps(entries_ + i * kLanes), index.raw)};
-    };
-    const Vec bit3 = hn::BitCast(d, hn::ShiftLeft<28>(index));
-    const Vec bit4 = hn::BitCast(d, hn::ShiftLeft<27>(index));
-    return hn::IfNegativeThenElse(bit4, hn::IfNegativeThenElse(bit3, part(3), part(2)),
-                                  hn::IfNegativeThenElse(bit3, part(1), part(0)));
+
+  // In registers, where the target has enough.
+  struct Loaded {
+#if HWY_MAX_BYTES >= 32
+    Vec part[(2 << kMaxCodeBits) / kLanes];
 #else
-    return hn::GatherIndex(FloatTag(), entries_, hn::BitCast(hn::RebindToSigned<FloatTag>(), index));
+    const float* entries;
 #endif
+    // kWidest: bits of the widest code among the lanes, or more.
+    template <int kWidest>
+    HWY_INLINE Vec Lookup(Index index) const {
+#if HWY_TARGET <= HWY_AVX3
+      return Vec{_mm512_permutex2var_ps(part[0].raw, index.raw, part[1].raw)};
+#elif HWY_TARGET <= HWY_AVX2
+      const FloatTag d;
+      const auto of = [&](int i) { return Vec{_mm256_permutevar8x32_ps(part[i].raw, index.raw)}; };
+      if constexpr (kWidest <= 2) return of(0);
+      const Vec bit3 = hn::BitCast(d, hn::ShiftLeft<28>(index));
+      const Vec narrow = hn::IfNegativeThenElse(bit3, of(1), of(0));
+      if constexpr (kWidest <= 3) return narrow;
+      const Vec bit4 = hn::BitCast(d, hn::ShiftLeft<27>(index));
+      return hn::IfNegativeThenElse(bit4, hn::IfNegativeThenElse(bit3, of(3), of(2)), narrow);
+#else
+      return hn::GatherIndex(FloatTag(), entries, hn::BitCast(hn::RebindToSigned<FloatTag>(), index));
+#endif
+    }
+  };
+
+  HWY_INLINE Loaded Load() const {
+    Loaded loaded;
+#if HWY_MAX_BYTES >= 32
+    for (int i = 0; i * kLanes < 2 << kMaxCodeBits; ++i) {
+      loaded.part[i] = hn::Load(FloatTag(), entries_ + i * kLanes);
+    }
+#else
+    loaded.entries = entries_;
+#endif
+    return loaded;
   }
 
  private:
@@ -67,6 +90,7 @@ struct CodeChunk {
   uint32_t shift[kPad];
   uint32_t base[kPad];  // LevelsOfWidths
   int32_t offset;
+  int32_t widest[2];  // bits of the first and second half's first lane: widths descend
 };
 
 struct RateCode {
@@ -120,6 +144,7 @@ class SideCodes {
         chunk.bytes[lane] = two ? (kZeros & 0xffff0000u) | (byte + 1) << 8 | byte : (kZeros & 0xffffff00u) | byte;
         chunk.shift[lane] = static_cast<uint32_t>(at % 8);
         chunk.base[lane] = 1u << bits;
+        if (lane % (kPad / 2) == 0) chunk.widest[lane / (kPad / 2)] = bits;
         at += bits;
       }
     }
@@ -128,6 +153,7 @@ class SideCodes {
       chunk.bytes[coordinate % kPad] = kZeros;
       chunk.shift[coordinate % kPad] = 0;
       chunk.base[coordinate % kPad] = 1;
+      if (coordinate % (kPad / 2) == 0) chunk.widest[1] = 0;  // a chunk's first lane always has a code
     }
   }
 
@@ -137,30 +163,58 @@ class SideCodes {
   float* units_;
 };
 
+// How one vector of lanes is decoded.
+struct LaneCodes {
+  using ByteTag = hn::Repartition<uint8_t, FloatTag>;
+  using IndexTag = hn::RebindToUnsigned<FloatTag>;
+
+  // Lanes [v, v + kLanes) of a chunk.
+  HWY_INLINE LaneCodes(const CodeChunk& chunk, int v)
+      : bytes(hn::BitCast(ByteTag(), hn::Load(IndexTag(), chunk.bytes + v))),
+        shift(hn::Load(IndexTag(), chunk.shift + v)),
+        base(hn::Load(IndexTag(), chunk.base + v)),
+        mask(hn::Sub(base, hn::Set(IndexTag(), 1))) {}
+
+  // Levels of the code whose chunk begins at `block`; 0 in lanes without a code.
+  template <int kWidest>
+  HWY_INLINE Vec Decode(const LevelsOfWidths::Loaded& levels, const uint8_t* block) const {
+    const auto fields = hn::BitCast(IndexTag(), hn::TableLookupBytesOr0(hn::LoadDup128(ByteTag(), block), bytes));
+    return levels.Lookup<kWidest>(hn::Or(hn::And(hn::Shr(fields, shift), mask), base));
+  }
+
+  hn::Vec<ByteTag> bytes;
+  hn::Vec<IndexTag> shift, base, mask;
+};
+
+// Calls body(std::integral_constant) with the widest code of lanes [v, v + kLanes) of a chunk, or more, where narrow
+// ones are cheaper.
+template <typename Body>
+HWY_INLINE void WithWidest(const CodeChunk& chunk, int v, const Body& body) {
+#if HWY_MAX_BYTES == 32
+  const int widest = chunk.widest[v / (kPad / 2)];
+  if (widest <= 2) return body(std::integral_constant<int, 2>());
+  if (widest == 3) return body(std::integral_constant<int, 3>());
+#endif
+  body(std::integral_constant<int, kMaxCodeBits>());
+}
+
 // Levels of `count` vectors of one rate whose codes follow each other: out [count, rate.padded()], zeros where there is
 // no code.
-HWY_NOINLINE void DecodeLevels(const RateCode& rate, const LevelsOfWidths& levels, const uint8_t* HWY_RESTRICT codes,
-                               int count, float* HWY_RESTRICT out) {
+HWY_NOINLINE inline void DecodeLevels(const RateCode& rate, const LevelsOfWidths& table,
+                                      const uint8_t* HWY_RESTRICT codes, int count, float* HWY_RESTRICT out) {
   const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> du;
-  const hn::Repartition<uint8_t, FloatTag> bytes;
-  const auto one = hn::Set(du, 1);
+  const auto levels = table.Load();
   const int stride = rate.padded();
   for (int c = 0; c < rate.count(); ++c) {
-    const CodeChunk& chunk = rate.chunks[c];
     for (int v = 0; v < kPad; v += kLanes) {
-      const auto which = hn::BitCast(bytes, hn::Load(du, chunk.bytes + v));
-      const auto shift = hn::Load(du, chunk.shift + v);
-      const auto base = hn::Load(du, chunk.base + v);
-      const auto mask = hn::Sub(base, one);
-      const uint8_t* from = codes + chunk.offset;
+      const LaneCodes lanes(rate.chunks[c], v);
+      const uint8_t* from = codes + rate.chunks[c].offset;
       float* to = out + c * kPad + v;
-      for (int n = 0; n < count; ++n) {
-        const auto fields = hn::BitCast(du, hn::TableLookupBytesOr0(hn::LoadDup128(bytes, from), which));
-        hn::StoreU(levels.Lookup(hn::Or(hn::And(hn::Shr(fields, shift), mask), base)), d, to);
-        from += rate.code_bytes;
-        to += stride;
-      }
+      WithWidest(rate.chunks[c], v, [&](auto widest) HWY_ATTR {
+        for (int n = 0; n < count; ++n) {
+          hn::StoreU(lanes.Decode<decltype(widest)::value>(levels, from + n * rate.code_bytes), d, to + n * stride);
+        }
+      });
     }
   }
 }
