@@ -135,11 +135,11 @@ std::string Bits(const Budget& budget, Side side) {
 }
 
 void PrintTable(const std::vector<Row>& rows) {
-  fmt::print("{:>9} {:<15} {:>6} {:>11} {:>8} {:>7} {:>7} {:>8} {:>8} {:>8}\n", "context", "method", "ratio", "bytes",
+  fmt::print("{:>9} {:<17} {:>6} {:>11} {:>8} {:>7} {:>7} {:>8} {:>8} {:>8}\n", "context", "method", "ratio", "bytes",
              "reached", "res. K", "res. V", "bits K/V", "anchors", "at most");
   for (const Row& row : rows) {
     const std::string ratio = row.codec ? fmt::format("{:.4g}", 1 / row.codec->theta) : "1";
-    fmt::print("{:>9} {:<15} {:>6} ", row.context, row.method, ratio);
+    fmt::print("{:>9} {:<17} {:>6} ", row.context, row.method, ratio);
     if (row.bytes > 0) fmt::print("{:>11} {:>7.2f}x ", FormatBytes(row.bytes), row.reached);
     if (row.budget && row.codec->profile == Profile::kAdaptive) {
       fmt::print("{:>7} {:>7} {:>8} {:>8} {:>7.2f}x", "-", "-", fmt::format("{:.0f} avg", row.budget->code_bits),

@@ -10,9 +10,13 @@ namespace {
 
 // A value basis may cost this share of what is left for codes.
 constexpr double kBasisShare = 0.08;
-// Rates as shares of the largest, which is kLargestRate times what an average vector can have.
-constexpr std::array<double, kSpectralRates> kRateShares = {0, 1. / 18, 1. / 9, 2. / 9, 5. / 12, 2. / 3, 1};
+// Rates as shares of the largest. That is kLargestRate times what an average vector can have, or all that there is;
+// then the others move up with the average.
 constexpr double kLargestRate = 3.0;
+using RateShares = std::array<double, kSpectralRates>;
+constexpr RateShares kSparse = {0, 1. / 18, 1. / 9, 2. / 9, 5. / 12, 2. / 3, 1};
+constexpr RateShares kMedium = {0, 1. / 8, 1. / 4, 3. / 8, 1. / 2, 3. / 4, 1};
+constexpr RateShares kRich = {0, 1. / 4, 1. / 2, 5. / 8, 3. / 4, 7. / 8, 1};
 constexpr int kRateStep = 8 * kCodeAlign;  // bits
 // Mean squared error of a unit Gaussian coordinate after b bits of Lloyd-Max quantisation.
 constexpr std::array<double, kMaxCodeBits + 1> kErrorAfterBits = {1, 0.3634, 0.1175, 0.03454, 0.009497};
@@ -57,11 +61,12 @@ double SpectralBudget::average_bits() const noexcept {
 
 RateBits ChooseRates(const SpectralBudget& budget) {
   const int most = kMaxCodeBits * budget.layout.head_dim;
-  const double largest = std::min<double>(kLargestRate * budget.average_bits(), most);
+  const double average = budget.average_bits();
+  const double largest = std::min<double>(kLargestRate * average, most);
+  const RateShares& shares = kLargestRate * average <= most ? kSparse : 2 * average <= most ? kMedium : kRich;
   RateBits rates;
   for (int r = 1; r < kSpectralRates; ++r) {
-    const int wanted =
-        static_cast<int>(std::lround(largest * kRateShares[static_cast<size_t>(r)] / kRateStep)) * kRateStep;
+    const int wanted = static_cast<int>(std::lround(largest * shares[static_cast<size_t>(r)] / kRateStep)) * kRateStep;
     rates.bits[r] = std::min(most, std::max(wanted, rates.bits[r - 1] + kRateStep));
   }
   return rates;

@@ -12,6 +12,10 @@ namespace {
 constexpr int kScaleSteps = 8;  // per octave
 constexpr int kUnitScale = 128;
 constexpr int kMaxScaleByte = 255;
+// A vector with a coordinate beyond this many units is tried with wider units as well: few coordinates may hold most of
+// it, and the highest level of four bits is 2.73.
+constexpr float kFarLevels = 2.0f;
+constexpr float kWiden = 1.5f;
 
 const std::array<float, kMaxScaleByte + 1>& ScaleTable() noexcept {
   static const std::array<float, kMaxScaleByte + 1> table = [] {
@@ -56,30 +60,49 @@ uint8_t SpectralScaleByte(float scale) noexcept {
 float QuantizeSpectral(const float* u, const float* weight, int n, const CodeRuns& runs, uint8_t* codes,
                        uint8_t* scale) noexcept {
   const int coded = runs.coordinates();
-  const float squares = TreeDot(u, u, coded);
-  const float inverse = squares > 0.0f ? std::sqrt(static_cast<float>(coded) / squares) : 0.0f;
-  float levels[kMaxHeadDim];
   float weighted[kMaxHeadDim];
-  ForEachRun(runs, [&](int bits, int first, int last) {
-    const std::span<const float> table = Levels(bits, /*uniform=*/false);
-    int below[kMaxHeadDim];
-    std::fill(below + first, below + last, 0);
-    for (const float boundary : Boundaries(bits, /*uniform=*/false)) {
-      for (int i = first; i < last; ++i) below[i] += u[i] * inverse >= boundary ? 1 : 0;
-    }
-    for (int i = first; i < last; ++i) {
-      codes[i] = static_cast<uint8_t>(below[i]);
-      levels[i] = table[static_cast<size_t>(below[i])];
-    }
-  });
-  for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * levels[i];
-  const double products = TreeDot(u, weighted, coded);
-  const double norms = TreeDot(levels, weighted, coded);
-  *scale = SpectralScaleByte(norms > 0.0 ? static_cast<float>(products / norms) : 0.0f);
-  const double stored = SpectralScale(*scale);
   for (int i = 0; i < n; ++i) weighted[i] = weight[i] * u[i];
   const double energy = TreeDot(u, weighted, n);
-  return static_cast<float>(std::max(energy - stored * (2.0 * products - stored * norms), 0.0));
+  const float squares = TreeDot(u, u, coded);
+  *scale = 0;
+  std::fill_n(codes, coded, uint8_t{0});
+  if (!(squares > 0.0f)) return static_cast<float>(energy);
+
+  // Codes of u / unit, and the best scale for them. The error that is left is below `best`, or nothing changes.
+  double best = energy;
+  const auto attempt = [&](float unit) {
+    const float inverse = 1.0f / unit;
+    float levels[kMaxHeadDim];
+    uint8_t chosen[kMaxHeadDim];
+    ForEachRun(runs, [&](int bits, int first, int last) {
+      const std::span<const float> table = Levels(bits, /*uniform=*/false);
+      int below[kMaxHeadDim];
+      std::fill(below + first, below + last, 0);
+      for (const float boundary : Boundaries(bits, /*uniform=*/false)) {
+        for (int i = first; i < last; ++i) below[i] += u[i] * inverse >= boundary ? 1 : 0;
+      }
+      for (int i = first; i < last; ++i) {
+        chosen[i] = static_cast<uint8_t>(below[i]);
+        levels[i] = table[static_cast<size_t>(below[i])];
+      }
+    });
+    for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * levels[i];
+    const double products = TreeDot(u, weighted, coded);
+    const double norms = TreeDot(levels, weighted, coded);
+    const uint8_t byte = SpectralScaleByte(norms > 0.0 ? static_cast<float>(products / norms) : 0.0f);
+    const double stored = SpectralScale(byte);
+    const double error = std::max(energy - stored * (2.0 * products - stored * norms), 0.0);
+    if (!(error < best)) return;
+    best = error;
+    *scale = byte;
+    std::copy_n(chosen, coded, codes);
+  };
+  const float rms = std::sqrt(squares / static_cast<float>(coded));
+  attempt(rms);
+  float peak = 0.0f;
+  for (int i = 0; i < coded; ++i) peak = std::max(peak, std::fabs(u[i]));
+  for (float unit = kWiden * rms; unit < peak / kFarLevels; unit *= kWiden) attempt(unit);
+  return static_cast<float>(best);
 }
 
 void PackSpectral(const uint8_t* codes, const CodeRuns& runs, uint8_t* out) noexcept {

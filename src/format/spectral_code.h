@@ -16,8 +16,10 @@ float SpectralScale(uint8_t byte) noexcept;
 uint8_t SpectralScaleByte(float scale) noexcept;
 
 // Quantises u [n] (coordinates over their deviations, in code order; n >= runs.coordinates()): Lloyd-Max codes of
-// u / rms of the coded coordinates, then the scale that minimises sum_i weight[i] (u[i] - scale level[i])^2, weights
-// not negative. Returns that sum over all n coordinates, uncoded ones included, for the scale as stored.
+// u / unit, then the scale that minimises sum_i weight[i] (u[i] - scale level[i])^2, weights not negative. The unit is
+// the rms of the coded coordinates or, where one of them is far outside, the wider one that leaves the smallest sum.
+// Returns that sum over all n coordinates, uncoded ones included, for the scale as stored. Scale 0 (and codes 0) where
+// no scale improves on nothing.
 float QuantizeSpectral(const float* u, const float* weight, int n, const CodeRuns& runs, uint8_t* codes,
                        uint8_t* scale) noexcept;
 // The bit string of layout.h; out [runs.code_bytes()].
