@@ -230,16 +230,37 @@ TEST(SpectralCode, TheScaleIsTheBestByteForTheWeights) {
       norms += double{weight[i]} * levels[i] * levels[i];
     }
     EXPECT_EQ(scale, SpectralScaleByte(static_cast<float>(products / norms)));
-    // Codes are those of u over its RMS over the coded coordinates, weights or not.
+    // Codes are those of u over one unit: its RMS over the coded coordinates, or a wider one.
     double squares = 0.0;
     for (size_t i = 0; i < levels.size(); ++i) squares += double{u[i]} * u[i];
-    const double rms = std::sqrt(squares / static_cast<double>(levels.size()));
-    for (size_t i = 0; i < levels.size(); ++i) {
-      for (const float other : Levels(WidthOf(runs, static_cast<int>(i)), false)) {
-        EXPECT_LE(std::fabs(u[i] / rms - levels[i]), std::fabs(u[i] / rms - other) + 1e-5);
+    double unit = std::sqrt(squares / static_cast<double>(levels.size()));
+    const auto nearest = [&] {
+      for (size_t i = 0; i < levels.size(); ++i) {
+        for (const float other : Levels(WidthOf(runs, static_cast<int>(i)), false)) {
+          if (std::fabs(u[i] / unit - levels[i]) > std::fabs(u[i] / unit - other) + 1e-5) return false;
+        }
       }
-    }
+      return true;
+    };
+    int wider = 0;
+    for (; wider < 10 && !nearest(); ++wider) unit *= 1.5;
+    EXPECT_LT(wider, 10);
   }
+}
+
+// A few coordinates hold nearly all of the vector: with its RMS as unit the highest level would cut much of them off.
+TEST(SpectralCode, CoordinatesFarOutsideAreKept) {
+  const CodeRuns runs = Runs(16, 0, 0, 0);
+  const int n = runs.coordinates();
+  const std::vector<float> weight(static_cast<size_t>(n), 1.0f);
+  std::vector<float> u = Random(6).Gaussians(n, 0.1f);
+  for (const int i : {3, 17, 40}) u[static_cast<size_t>(i)] = i == 17 ? 20.0f : -20.0f;
+  std::vector<uint8_t> codes(static_cast<size_t>(n));
+  uint8_t scale = 0;
+  const float error = QuantizeSpectral(u.data(), weight.data(), n, runs, codes.data(), &scale);
+  EXPECT_LT(error, 0.05f * 1200.0f);
+  const std::vector<float> rebuilt = Rebuilt(codes, runs, SpectralScale(scale));
+  for (const size_t i : {3u, 17u, 40u}) EXPECT_NEAR(rebuilt[i], u[i], 2.0f);
 }
 
 TEST(SpectralCode, AwkwardVectors) {
@@ -260,7 +281,7 @@ TEST(SpectralCode, AwkwardVectors) {
     const float error = QuantizeSpectral(scaled.data(), weight.data(), n, runs, codes.data(), &scale);
     EXPECT_TRUE(std::isfinite(error)) << factor;
     if (factor < 1e-6f) {
-      EXPECT_EQ(scale, 1) << factor;
+      EXPECT_EQ(scale, 0) << factor;  // the smallest scale would be worse than nothing
     }
     if (factor > 1e6f) {
       EXPECT_EQ(scale, 255) << factor;
