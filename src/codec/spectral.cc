@@ -101,25 +101,26 @@ class SpectralCoder {
     for (int64_t c = 0; c < chunks_; ++c) body(c, c * kChunk, std::min(shape_.tokens, (c + 1) * kChunk));
   }
 
-  // Mean of the vectors that are not exact, zero where there are none, weighted by what their errors cost.
+  // Mean of the vectors that are not exact, zero where there are none.
   std::vector<float> Mean(Side side, int head) const {
     const HeadsView<const float>& vectors = side == kKeys ? input_.keys : input_.values;
     const auto dims = static_cast<size_t>(shape_.head_dim);
-    // Per chunk the sums of the elements, then of the weights.
-    std::vector<double> sums(static_cast<size_t>(chunks_) * (dims + 1), 0.0);
+    std::vector<double> sums(static_cast<size_t>(chunks_) * dims, 0.0);
     ForEachChunk([&](int64_t c, int64_t first, int64_t last) {
-      double* sum = sums.data() + static_cast<size_t>(c) * (dims + 1);
+      double* sum = sums.data() + static_cast<size_t>(c) * dims;
       for (int64_t t = first; t < last; ++t) {
-        const double w = SampleWeight(head, t);
+        if (is_exact_[At(head, t)] != 0) continue;
         const float* x = vectors.row(head, t);
-        for (size_t d = 0; d < dims; ++d) sum[d] += w * x[d];
-        sum[dims] += w;
+        for (size_t d = 0; d < dims; ++d) sum[d] += x[d];
       }
     });
-    std::vector<double> total(dims + 1, 0.0);
-    for (size_t i = 0; i < sums.size(); ++i) total[i % (dims + 1)] += sums[i];
+    const int64_t count = shape_.tokens - budget_.layout.exact;
     std::vector<float> mean(dims, 0.0f);
-    for (size_t d = 0; d < dims && total[dims] > 0.0; ++d) mean[d] = static_cast<float>(total[d] / total[dims]);
+    for (size_t d = 0; d < dims && count > 0; ++d) {
+      double sum = 0.0;
+      for (size_t c = 0; c < static_cast<size_t>(chunks_); ++c) sum += sums[c * dims + d];
+      mean[d] = static_cast<float>(sum / static_cast<double>(count));
+    }
     return mean;
   }
 
