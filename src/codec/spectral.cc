@@ -434,7 +434,7 @@ class SpectralCoder {
     std::memcpy(out + layout.means[side] + h * dims * sizeof(float), code.mean.data(), dims * sizeof(float));
     std::memcpy(out + layout.deviations + side_head * dims * sizeof(float), code.deviations.data(),
                 dims * sizeof(float));
-    std::memcpy(out + layout.orders[side] + h * dims, code.order.data(), code.order.size());
+    if (!code.order.empty()) std::memcpy(out + layout.orders[side] + h * dims, code.order.data(), dims);
     if (!code.basis.empty()) std::memcpy(out + layout.basis + h * dims * dims, code.basis.data(), code.basis.size());
     std::memcpy(out + layout.runs + side_head * sizeof(code.runs), code.runs, sizeof(code.runs));
   }
