@@ -153,18 +153,7 @@ void AttendFew(const DenseCall& call, void* memory) {
                                                                   &scratch.groups[g]));
     }
   }
-  for (int g = 0; g < split.count(); ++g) {
-    const RowGroup& group = scratch.groups[g];
-    for (int r = 0; r < split.rows(g); ++r) {
-      const int row = split.first_row(g) + r;
-      const int token = row / call.queries.heads;
-      const int head = row % call.queries.heads;
-      const float factor = group.m[r] == kMinusInfinity ? 0.0f : std::exp(group.base[r] - group.m[r]);
-      float* o = OutRow(call.out, token, head);
-      for (int i = 0; i < call.head_dim; ++i) o[i] = scratch.o[row * scratch.stride + i] * factor;
-      WriteState(call.out, token, head, group.m[r], group.l[r] * factor);
-    }
-  }
+  StoreGroups(split, scratch.groups, scratch.o, scratch.stride, call.queries.heads, call.head_dim, call.out);
 }
 
 size_t ScratchBytes(int head_dim, int rows) {

@@ -226,18 +226,7 @@ void AttendFew(const SpectralCall& call, void* memory) {
   for (int64_t tile = call.first; tile < call.last; tile += kTileTokens) FewTile(call, scratch, split, tile);
   for (int g = 0; g < split.count(); ++g) ToModelCoordinates(call, scratch, split, g);
   call.ForEachExactTile([&](int64_t row, int count) { FewExact(call, scratch, split, row, count); });
-  for (int g = 0; g < split.count(); ++g) {
-    const RowGroup& group = scratch.groups[g];
-    for (int r = 0; r < split.rows(g); ++r) {
-      const int row = split.first_row(g) + r;
-      const int token = row / call.queries.heads;
-      const int head = row % call.queries.heads;
-      const float factor = group.m[r] == kMinusInfinity ? 0.0f : std::exp(group.base[r] - group.m[r]);
-      float* o = OutRow(call.out, token, head);
-      for (int i = 0; i < call.head_dim(); ++i) o[i] = scratch.o[row * scratch.stride + i] * factor;
-      WriteState(call.out, token, head, group.m[r], group.l[r] * factor);
-    }
-  }
+  StoreGroups(split, scratch.groups, scratch.o, scratch.stride, call.queries.heads, call.head_dim(), call.out);
 }
 
 // --- Many rows: keys of a tile are rebuilt once, in split order (rotate-inl.h), and serve all rows; values stay in

@@ -139,6 +139,21 @@ class RowGroups {
   int count_;
 };
 
+// Outputs o [rows, stride] and states of all groups, relative to each row's own maximum.
+HWY_INLINE void StoreGroups(const RowGroups& split, const RowGroup* groups, const float* o, int64_t stride, int heads,
+                            int head_dim, const StateRows& out) {
+  for (int g = 0; g < split.count(); ++g) {
+    const RowGroup& group = groups[g];
+    for (int r = 0; r < split.rows(g); ++r) {
+      const int row = split.first_row(g) + r;
+      const float factor = group.m[r] == kMinusInfinity ? 0.0f : std::exp(group.base[r] - group.m[r]);
+      float* to = OutRow(out, row / heads, row % heads);
+      for (int i = 0; i < head_dim; ++i) to[i] = o[row * stride + i] * factor;
+      WriteState(out, row / heads, row % heads, group.m[r], group.l[r] * factor);
+    }
+  }
+}
+
 #endif  // ANCHORKV_TARGET_HAS_KERNELS
 }  // namespace HWY_NAMESPACE
 }  // namespace anchorkv
