@@ -279,21 +279,19 @@ class SpectralCoder {
     }
   }
 
-  // What every rate would leave of every vector's error, times its importance.
+  // About what every rate would leave of every vector's error, times its importance.
   void Measure(Side side, int head) {
     const SideCode& code = codes_[side][static_cast<size_t>(head)];
     ForEachChunk([&](int64_t, int64_t first, int64_t last) {
       Matrix u;
       Coordinates(side, head, first, last, &u);
-      uint8_t levels[kMaxHeadDim];
-      uint8_t scale = 0;
       for (int64_t t = first; t < last; ++t) {
         if (is_exact_[At(head, t)] != 0) continue;
         const float importance = importance_[side].head(head)[t];
         float* errors = errors_[side].data() + At(head, t) * kSpectralRates;
         for (int r = 0; r < kSpectralRates; ++r) {
-          errors[r] = importance * QuantizeSpectral(u.data() + (t - first) * shape_.head_dim, code.energy.data(),
-                                                    shape_.head_dim, code.runs[r], levels, &scale);
+          errors[r] = importance * EstimateSpectralError(u.data() + (t - first) * shape_.head_dim, code.energy.data(),
+                                                         shape_.head_dim, code.runs[r]);
         }
       }
     });
@@ -439,6 +437,33 @@ class SpectralCoder {
     std::memcpy(out + layout.runs + side_head * sizeof(code.runs), code.runs, sizeof(code.runs));
   }
 
+  // Codes of the chunk's vectors, rate by rate, each rate in ascending position.
+  struct ChunkCodes {
+    std::vector<uint8_t> codes[kSpectralRates];
+    std::vector<uint8_t> scales[kSpectralRates];
+  };
+
+  ChunkCodes QuantizeChunk(Side side, int head, int64_t first, int64_t last) const {
+    const SideCode& code = codes_[side][static_cast<size_t>(head)];
+    Matrix u;
+    Coordinates(side, head, first, last, &u);
+    ChunkCodes out;
+    std::vector<float> errors;
+    for (int rate = 1; rate < kSpectralRates; ++rate) {
+      std::vector<const float*> vectors;
+      for (int64_t t = first; t < last; ++t) {
+        if (is_exact_[At(head, t)] == 0 && rate_of_[side][At(head, t)] == rate) vectors.push_back(&u(t - first, 0));
+      }
+      const CodeRuns& runs = code.runs[rate];
+      out.codes[rate].resize(vectors.size() * static_cast<size_t>(runs.coordinates()));
+      out.scales[rate].resize(vectors.size());
+      errors.resize(vectors.size());
+      QuantizeSpectral(vectors.data(), static_cast<int>(vectors.size()), code.energy.data(), shape_.head_dim, runs,
+                       out.codes[rate].data(), out.scales[rate].data(), errors.data());
+    }
+    return out;
+  }
+
   void PackTiles(const SpectralLayout& layout, Side side, int head, std::byte* out) const {
     const SideCode& code = codes_[side][static_cast<size_t>(head)];
     const int64_t side_head = int64_t{side} * shape_.kv_heads + head;
@@ -446,8 +471,8 @@ class SpectralCoder {
     const auto* offsets = reinterpret_cast<const uint32_t*>(out + layout.offsets) + side_head * layout.tiles();
     static_assert(kChunk % kTileTokens == 0);
     ForEachChunk([&](int64_t, int64_t first, int64_t last) {
-      Matrix u;
-      Coordinates(side, head, first, last, &u);
+      const ChunkCodes chunk = QuantizeChunk(side, head, first, last);
+      size_t packed[kSpectralRates] = {};
       for (int64_t tile = first / kTileTokens; tile * kTileTokens < last; ++tile) {
         const int64_t start = tile * kTileTokens;
         const int count = static_cast<int>(std::min<int64_t>(kTileTokens, last - start));
@@ -462,13 +487,12 @@ class SpectralCoder {
         auto* scales = reinterpret_cast<uint8_t*>(out + layout.codes) + size_t{offsets[tile]} * kCodeAlign;
         uint8_t* at = scales + ScaleBytes(coded);
         for (int rate = 1; rate < kSpectralRates; ++rate) {
-          for (int j = 0; j < count; ++j) {
-            if (tag[j] != rate) continue;
-            uint8_t levels[kMaxHeadDim];
-            QuantizeSpectral(u.data() + (start + j - first) * shape_.head_dim, code.energy.data(), shape_.head_dim,
-                             code.runs[rate], levels, scales++);
-            PackSpectral(levels, code.runs[rate], at);
-            at += code.runs[rate].code_bytes();
+          const CodeRuns& runs = code.runs[rate];
+          const size_t end = packed[rate] + static_cast<size_t>(std::count(tag, tag + count, rate));
+          for (; packed[rate] < end; ++packed[rate]) {
+            *scales++ = chunk.scales[rate][packed[rate]];
+            PackSpectral(chunk.codes[rate].data() + packed[rate] * static_cast<size_t>(runs.coordinates()), runs, at);
+            at += runs.code_bytes();
           }
         }
       }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "codec/spectral.h"
+#include "format/spectral_code.h"
 
 namespace anchorkv {
 namespace {
@@ -18,8 +19,6 @@ constexpr RateShares kSparse = {0, 1. / 18, 1. / 9, 2. / 9, 5. / 12, 2. / 3, 1};
 constexpr RateShares kMedium = {0, 1. / 8, 1. / 4, 3. / 8, 1. / 2, 3. / 4, 1};
 constexpr RateShares kRich = {0, 1. / 4, 1. / 2, 5. / 8, 3. / 4, 7. / 8, 1};
 constexpr int kRateStep = 8 * kCodeAlign;  // bits
-// Mean squared error of a unit Gaussian coordinate after b bits of Lloyd-Max quantisation.
-constexpr std::array<double, kMaxCodeBits + 1> kErrorAfterBits = {1, 0.3634, 0.1175, 0.03454, 0.009497};
 
 SpectralLayout BaseLayout(const LayerShape& shape, const CodecOptions& options, bool value_basis) {
   SpectralLayout layout;

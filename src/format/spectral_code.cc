@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/half.h"
+#include "format/path_search.h"
 
 namespace anchorkv {
 namespace {
@@ -16,6 +17,8 @@ constexpr int kMaxScaleByte = 255;
 // it, and the highest level of four bits is 2.73.
 constexpr float kFarLevels = 2.0f;
 constexpr float kWiden = 1.5f;
+// Mean squared error of a trellis over that of Lloyd-Max quantisers of the same width.
+constexpr double kTrellisGain = 0.76;
 
 const std::array<float, kMaxScaleByte + 1>& ScaleTable() noexcept {
   static const std::array<float, kMaxScaleByte + 1> table = [] {
@@ -28,15 +31,20 @@ const std::array<float, kMaxScaleByte + 1>& ScaleTable() noexcept {
   return table;
 }
 
-// Calls body(bits, first coordinate, last coordinate) for every run that is not empty.
-template <typename Body>
-void ForEachRun(const CodeRuns& runs, const Body& body) {
-  int first = 0;
-  for (int bits = kMaxCodeBits; bits >= 1; --bits) {
-    const int last = first + kCodeGroup * runs.groups[kMaxCodeBits - bits];
-    if (last > first) body(bits, first, last);
-    first = last;
-  }
+// Levels of the coordinates' own bits `codes`, factors included.
+void LevelsOf(const uint8_t* codes, const CodeRuns& runs, float* levels) noexcept {
+  int window = 0;
+  const auto append = [&](int bits, int i) { window = window >> bits | codes[i] << (kTrellisBits - bits); };
+  // What comes before the first coordinate is the end of the code.
+  ForEachRun(runs, [&](int bits, int first, int last) {
+    for (int i = first; i < last; ++i) append(bits, i);
+  });
+  ForEachRun(runs, [&](int bits, int first, int last) {
+    for (int i = first; i < last; ++i) {
+      append(bits, i);
+      levels[i] = kTrellis.levels[window] * kTrellis.factors[bits];
+    }
+  });
 }
 
 // The row of an exact position.
@@ -57,23 +65,25 @@ uint8_t SpectralScaleByte(float scale) noexcept {
   return static_cast<uint8_t>(std::clamp(step, 1.0, double{kMaxScaleByte}));
 }
 
-float QuantizeSpectral(const float* u, const float* weight, int n, const CodeRuns& runs, uint8_t* codes,
-                       uint8_t* scale) noexcept {
-  const int coded = runs.coordinates();
-  float weighted[kMaxHeadDim];
-  for (int i = 0; i < n; ++i) weighted[i] = weight[i] * u[i];
-  const double energy = TreeDot(u, weighted, n);
-  const float squares = TreeDot(u, u, coded);
-  *scale = 0;
-  std::fill_n(codes, coded, uint8_t{0});
-  if (!(squares > 0.0f)) return static_cast<float>(energy);
+namespace {
 
-  // Codes of u / unit, and the best scale for them. The error that is left is below `best`, or nothing changes.
-  double best = energy;
+// The unit for codes of u, and what scalar Lloyd-Max quantisers of it leave of the coded coordinates.
+struct Unit {
+  float value = 0.0f;  // 0: no unit improves on nothing
+  double error = 0.0;
+};
+
+Unit ChooseUnit(const float* u, const float* weight, const CodeRuns& runs) noexcept {
+  const int coded = runs.coordinates();
+  const float squares = TreeDot(u, u, coded);
+  float weighted[kMaxHeadDim];
+  for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * u[i];
+  const double energy = TreeDot(u, weighted, coded);
+  Unit best{0.0f, energy};
+  if (!(squares > 0.0f)) return best;
   const auto attempt = [&](float unit) {
     const float inverse = 1.0f / unit;
     float levels[kMaxHeadDim];
-    uint8_t chosen[kMaxHeadDim];
     ForEachRun(runs, [&](int bits, int first, int last) {
       const std::span<const float> table = Levels(bits, /*uniform=*/false);
       int below[kMaxHeadDim];
@@ -81,28 +91,61 @@ float QuantizeSpectral(const float* u, const float* weight, int n, const CodeRun
       for (const float boundary : Boundaries(bits, /*uniform=*/false)) {
         for (int i = first; i < last; ++i) below[i] += u[i] * inverse >= boundary ? 1 : 0;
       }
-      for (int i = first; i < last; ++i) {
-        chosen[i] = static_cast<uint8_t>(below[i]);
-        levels[i] = table[static_cast<size_t>(below[i])];
-      }
+      for (int i = first; i < last; ++i) levels[i] = table[static_cast<size_t>(below[i])];
     });
     for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * levels[i];
     const double products = TreeDot(u, weighted, coded);
     const double norms = TreeDot(levels, weighted, coded);
-    const uint8_t byte = SpectralScaleByte(norms > 0.0 ? static_cast<float>(products / norms) : 0.0f);
-    const double stored = SpectralScale(byte);
-    const double error = std::max(energy - stored * (2.0 * products - stored * norms), 0.0);
-    if (!(error < best)) return;
-    best = error;
-    *scale = byte;
-    std::copy_n(chosen, coded, codes);
+    if (!(products > 0.0) || !(norms > 0.0)) return;
+    const double error = std::max(energy - products * products / norms, 0.0);
+    if (error < best.error) best = {unit, error};
   };
   const float rms = std::sqrt(squares / static_cast<float>(coded));
   attempt(rms);
   float peak = 0.0f;
   for (int i = 0; i < coded; ++i) peak = std::max(peak, std::fabs(u[i]));
   for (float unit = kWiden * rms; unit < peak / kFarLevels; unit *= kWiden) attempt(unit);
-  return static_cast<float>(best);
+  return best;
+}
+
+}  // namespace
+
+void QuantizeSpectral(const float* const* u, int count, const float* weight, int n, const CodeRuns& runs,
+                      uint8_t* codes, uint8_t* scales, float* errors) noexcept {
+  const int coded = runs.coordinates();
+  PathSearch search(weight, runs);
+  for (int first = 0; first < count; first += kPathLanes) {
+    const int lanes = std::min(kPathLanes, count - first);
+    float units[kPathLanes] = {};
+    for (int lane = 0; lane < lanes; ++lane) units[lane] = ChooseUnit(u[first + lane], weight, runs).value;
+    search.Run(u + first, units, lanes, codes + int64_t{first} * coded, coded);
+  }
+  for (int v = 0; v < count; ++v) {
+    uint8_t* code = codes + int64_t{v} * coded;
+    float weighted[kMaxHeadDim];
+    for (int i = 0; i < n; ++i) weighted[i] = weight[i] * u[v][i];
+    const double energy = TreeDot(u[v], weighted, n);
+    float levels[kMaxHeadDim];
+    LevelsOf(code, runs, levels);
+    for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * levels[i];
+    const double products = TreeDot(u[v], weighted, coded);
+    const double norms = TreeDot(levels, weighted, coded);
+    scales[v] = SpectralScaleByte(norms > 0.0 ? static_cast<float>(products / norms) : 0.0f);
+    const double stored = SpectralScale(scales[v]);
+    const double error = std::max(energy - stored * (2.0 * products - stored * norms), 0.0);
+    errors[v] = static_cast<float>(std::min(error, energy));
+    if (error < energy) continue;
+    scales[v] = 0;
+    std::fill_n(code, coded, uint8_t{0});
+  }
+}
+
+float EstimateSpectralError(const float* u, const float* weight, int n, const CodeRuns& runs) noexcept {
+  const int coded = runs.coordinates();
+  float weighted[kMaxHeadDim];
+  for (int i = coded; i < n; ++i) weighted[i - coded] = weight[i] * u[i];
+  const double uncoded = TreeDot(u + coded, weighted, n - coded);
+  return static_cast<float>(uncoded + kTrellisGain * ChooseUnit(u, weight, runs).error);
 }
 
 void PackSpectral(const uint8_t* codes, const CodeRuns& runs, uint8_t* out) noexcept {
@@ -118,16 +161,16 @@ void PackSpectral(const uint8_t* codes, const CodeRuns& runs, uint8_t* out) noex
 }
 
 void UnpackSpectral(const uint8_t* code, const CodeRuns& runs, float* levels) noexcept {
+  uint8_t codes[kMaxHeadDim];
   int at = 0;  // bits
   ForEachRun(runs, [&](int bits, int first, int last) {
-    const std::span<const float> table = Levels(bits, /*uniform=*/false);
-    const unsigned mask = (1u << bits) - 1;
     for (int i = first; i < last; ++i, at += bits) {
       unsigned field = static_cast<unsigned>(code[at / 8]) >> (at % 8);
       if (at % 8 + bits > 8) field |= static_cast<unsigned>(code[at / 8 + 1]) << (8 - at % 8);
-      levels[i] = table[field & mask];
+      codes[i] = static_cast<uint8_t>(field & ((1u << bits) - 1));
     }
   });
+  LevelsOf(codes, runs, levels);
 }
 
 void DecodeCoordinates(const SpectralView& view, Side side, int head, const CodePlace& place, float* out) noexcept {

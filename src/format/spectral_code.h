@@ -5,8 +5,10 @@
 #include <cstdint>
 
 #include "anchorkv/rope.h"
+#include "format/path_search.h"
 #include "format/residual_code.h"
 #include "format/spectral_layout.h"
+#include "format/trellis.h"
 
 namespace anchorkv {
 
@@ -15,16 +17,20 @@ float SpectralScale(uint8_t byte) noexcept;
 // The byte whose scale is nearest on a logarithmic axis; 0 for scales that are not positive.
 uint8_t SpectralScaleByte(float scale) noexcept;
 
-// Quantises u [n] (coordinates over their deviations, in code order; n >= runs.coordinates()): Lloyd-Max codes of
-// u / unit, then the scale that minimises sum_i weight[i] (u[i] - scale level[i])^2, weights not negative. The unit is
-// the rms of the coded coordinates or, where one of them is far outside, the wider one that leaves the smallest sum.
-// Returns that sum over all n coordinates, uncoded ones included, for the scale as stored. Scale 0 (and codes 0) where
-// no scale improves on nothing.
-float QuantizeSpectral(const float* u, const float* weight, int n, const CodeRuns& runs, uint8_t* codes,
-                       uint8_t* scale) noexcept;
+// Quantises `count` vectors u[v] [n] (coordinates over their deviations, in code order; n >= runs.coordinates()): the
+// codes [count, coordinates] whose levels make sum_i weight[i] (u[i] - unit level[i])^2 least, weights not negative,
+// then the scales that make the same sum least in place of the unit. Units near the rms of the coded coordinates are
+// tried or, where one of them is far outside, near the wider one at which Lloyd-Max quantisers leave the smallest sum.
+// errors: that sum over all n coordinates, uncoded ones included, for the scale as stored. Scale 0 (and codes 0) where
+// no scale improves on nothing. A vector's code does not depend on the others.
+void QuantizeSpectral(const float* const* u, int count, const float* weight, int n, const CodeRuns& runs,
+                      uint8_t* codes, uint8_t* scales, float* errors) noexcept;
+// About what QuantizeSpectral would return, for a fraction of its time: what Lloyd-Max quantisers leave, less what a
+// trellis gains on average.
+float EstimateSpectralError(const float* u, const float* weight, int n, const CodeRuns& runs) noexcept;
 // The bit string of layout.h; out [runs.code_bytes()].
 void PackSpectral(const uint8_t* codes, const CodeRuns& runs, uint8_t* out) noexcept;
-// levels [runs.coordinates()]: Lloyd-Max levels of the codes, without scale.
+// levels [runs.coordinates()]: levels of the codes, factors included, without scale.
 void UnpackSpectral(const uint8_t* code, const CodeRuns& runs, float* levels) noexcept;
 
 // Code coordinates of one vector, out [D]: scale x level x deviation, 0 where there is no code.

@@ -22,8 +22,9 @@
 // A tag is the rate of the vector, 0 .. R - 1, or kExactTag at exact positions (of both sides) and at padding positions
 // of the last tile. Rate 0 has no code. The block of a tile lists the vectors of rates 1, 2, ... in turn, each rate in
 // ascending position: first one scale byte per vector, filled up to a multiple of 4, then the codes in the same order.
-// A code is a bit string, low bits first, of one level index per coordinate in order of the code coordinates; its bytes
-// are filled up to a multiple of 4.
+// A code is a bit string, low bits first, of the coordinates' own bits in order of the code coordinates: a whole number
+// of bytes, which are filled up to a multiple of 4. Which level they mean depends on the bits before them
+// (format/trellis.h).
 #pragma once
 
 #include <bit>
@@ -53,6 +54,17 @@ struct CodeRuns {
   AKV_HOST_DEVICE int code_bytes() const { return (bits() + 8 * kCodeAlign - 1) / (8 * kCodeAlign) * kCodeAlign; }
 };
 static_assert(sizeof(CodeRuns) == 4);
+
+// Calls body(bits, first coordinate, last coordinate) for every run that is not empty.
+template <typename Body>
+void ForEachRun(const CodeRuns& runs, const Body& body) {
+  int first = 0;
+  for (int bits = kMaxCodeBits; bits >= 1; --bits) {
+    const int last = first + kCodeGroup * runs.groups[kMaxCodeBits - bits];
+    if (last > first) body(bits, first, last);
+    first = last;
+  }
+}
 
 struct SpectralLayout {
   int kv_heads = 0;

@@ -14,11 +14,19 @@ namespace {
 
 constexpr int kAllOnes = 0xff;
 
+// The same coordinates with a few more or less bits where these are not whole bytes: one group of an odd width gets 2.
+CodeRuns WholeBytes(CodeRuns runs) {
+  if (runs.bits() % 8 == 0) return runs;
+  --(runs.groups[3] > 0 ? runs.groups[3] : runs.groups[1]);
+  ++runs.groups[2];
+  return runs;
+}
+
 // `groups` groups split at random over the four widths.
 CodeRuns SplitGroups(int groups, Random* random) {
   CodeRuns runs;
   for (int g = 0; g < groups; ++g) ++runs.groups[random->Below(kMaxCodeBits)];
-  return runs;
+  return WholeBytes(runs);
 }
 
 CodeRuns MakeRuns(const SpectralSpec& spec, int side_head, int rate, Random* random) {
@@ -36,7 +44,7 @@ CodeRuns MakeRuns(const SpectralSpec& spec, int side_head, int rate, Random* ran
           static_cast<uint8_t>(std::min<int>(left, static_cast<int>(30 * rate * kShares[i] / group_bits + 0.5)));
       left -= runs.groups[i];
     }
-    return runs;
+    return WholeBytes(runs);
   }
   if (spec.runs == SpectralRuns::kLastEmpty) {
     return rate < 4 ? SplitGroups(1 + static_cast<int>(random->Below(groups)), random) : runs;
@@ -47,13 +55,13 @@ CodeRuns MakeRuns(const SpectralSpec& spec, int side_head, int rate, Random* ran
       break;
     case 1:
       runs.groups[kMaxCodeBits - 1] = 1;
-      break;
+      return WholeBytes(runs);
     case 2:
       runs.groups[0] = static_cast<uint8_t>(groups);
       break;
     case 3:
       runs.groups[1 + random->Below(kMaxCodeBits - 1)] = static_cast<uint8_t>(groups);
-      break;
+      return WholeBytes(runs);
     case 4:
       return SplitGroups(groups, random);
     default:

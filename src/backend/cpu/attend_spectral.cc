@@ -73,19 +73,21 @@ struct SharedScratch {
   SideCodes codes[2];
   float* scales;  // [kScaleBytes]
   float* levels;  // [kTileTokens, PadTo(head_dim, kPad)]
-  LevelsOfWidths table;
+  TrellisLevels table;
 };
 
 // --- Few rows: no vector is rebuilt. The key mean's part of a logit is spectral_mean-inl.h's.
 
 struct FewScratch {
+  float* q_of(int rate) const { return q_code + int64_t{rate} * padded_rows * stride; }
+
   FewScratch(ScratchArena* arena, int rows, int head_dim)
       : shared(arena, head_dim),
         stride(PadTo(head_dim, kPad)),
         padded_rows(PaddedRows(rows)),
         mean(arena, rows, head_dim),
         q(arena->Take<float>(rows * stride)),
-        q_code(arena->Take<float>(padded_rows * stride)),
+        q_code(arena->Take<float>(int64_t{kSpectralRates} * padded_rows * stride)),
         o(arena->Take<float>(rows * stride)),
         o_code(arena->Take<float>(padded_rows * stride)),
         p(arena->Take<float>(GroupsOf(padded_rows) * kGroupTableFloats)),
@@ -97,7 +99,7 @@ struct FewScratch {
   int padded_rows;  // rows behind the last query row are zero
   MeanLogits mean;
   float* q;       // [rows, stride] / sqrt(head_dim), the model's coordinates
-  float* q_code;  // [padded_rows, stride]: in code coordinates, times their deviations
+  float* q_code;  // [kSpectralRates, padded_rows, stride]: code coordinates times deviations and a rate's factors
   float* o;       // [rows, stride], the model's coordinates
   float* o_code;  // [padded_rows, stride]: sums of levels times scales
   float* p;       // [groups, kGroupTableFloats]
@@ -110,12 +112,17 @@ void LoadQueries(const SpectralCall& call, const FewScratch& scratch) {
   const uint8_t* order = call.view.order(kKeys, call.head);
   const SideCodes& keys = scratch.shared.codes[kKeys];
   for (float* zero : {scratch.q, scratch.o}) std::fill_n(zero, rows * scratch.stride, 0.0f);
-  for (float* zero : {scratch.q_code, scratch.o_code}) std::fill_n(zero, scratch.padded_rows * scratch.stride, 0.0f);
+  std::fill_n(scratch.q_code, kSpectralRates * scratch.padded_rows * scratch.stride, 0.0f);
+  std::fill_n(scratch.o_code, scratch.padded_rows * scratch.stride, 0.0f);
   for (int row = 0; row < rows; ++row) {
     float* q = scratch.q + row * scratch.stride;
-    float* code = scratch.q_code + row * scratch.stride;
     for (int i = 0; i < call.head_dim(); ++i) q[i] = call.query(row)[i] * call.scale();
-    for (int i = 0; i < keys.coordinates(); ++i) code[i] = q[order[i]] * keys.units()[i];
+    for (int rate = 1; rate < kSpectralRates; ++rate) {
+      float* code = scratch.q_of(rate) + row * scratch.stride;
+      for (int i = 0; i < keys.rate(rate).coordinates; ++i) {
+        code[i] = q[order[i]] * (keys.units()[i] * keys.rate(rate).factor(i));
+      }
+    }
   }
 }
 
@@ -135,7 +142,8 @@ void ForEachCode(const SpectralCall& call, const FewScratch& scratch, Side side,
 // Adds the codes' part of the keys to the logits.
 void KeyCodes(const SpectralCall& call, const FewScratch& scratch, int64_t tile, uint64_t seen) {
   ForEachCode(call, scratch, kKeys, tile, seen, [&](const RateCode& rate, const RateVectors& vectors, auto rows) {
-    CodeLogits<decltype(rows)::value>(rate, scratch.shared.table, vectors, scratch.q_code, scratch.stride, scratch.p);
+    CodeLogits<decltype(rows)::value>(rate, scratch.shared.table, vectors, scratch.q_of(rate.rate), scratch.stride,
+                                      scratch.p);
   });
 }
 

@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <type_traits>
 
 #include "backend/cpu/scratch_arena.h"
 #include "backend/cpu/simd_util-inl.h"
@@ -27,42 +29,35 @@ namespace HWY_NAMESPACE {
 inline constexpr int kBlockBytes = 16;
 inline constexpr int kScaleBytes = 256;
 
-// Levels of all widths: those of b bits from entry 2^b on, zeros before. Entry `base | field` with base = 2^b, and
-// base = 1 for lanes without a code.
-class LevelsOfWidths {
+// Levels of all windows, without the factors of widths.
+class TrellisLevels {
  public:
-  LevelsOfWidths() {
-    for (int bits = 1; bits <= kMaxCodeBits; ++bits) {
-      const std::span<const float> levels = Levels(bits, /*uniform=*/false);
-      std::copy(levels.begin(), levels.end(), entries_ + (1 << bits));
-    }
-  }
+  TrellisLevels() { std::copy_n(kTrellis.levels, kTrellisWindows, levels_); }
 
   using Index = hn::Vec<hn::RebindToUnsigned<FloatTag>>;
 
   // In registers, where the target has enough.
   struct Loaded {
 #if HWY_MAX_BYTES >= 32
-    Vec part[(2 << kMaxCodeBits) / kLanes];
+    Vec part[kTrellisWindows / kLanes];
 #else
-    const float* entries;
+    const float* levels;
 #endif
-    // kWidest: bits of the widest code among the lanes, or more.
-    template <int kWidest>
+    // The lowest kTrellisBits bits of each lane are the window.
     HWY_INLINE Vec Lookup(Index index) const {
 #if HWY_TARGET <= HWY_AVX3
       return Vec{_mm512_permutex2var_ps(part[0].raw, index.raw, part[1].raw)};
 #elif HWY_TARGET <= HWY_AVX2
       const FloatTag d;
       const auto of = [&](int i) { return Vec{_mm256_permutevar8x32_ps(part[i].raw, index.raw)}; };
-      if constexpr (kWidest <= 2) return of(0);
       const Vec bit3 = hn::BitCast(d, hn::ShiftLeft<28>(index));
-      const Vec narrow = hn::IfNegativeThenElse(bit3, of(1), of(0));
-      if constexpr (kWidest <= 3) return narrow;
       const Vec bit4 = hn::BitCast(d, hn::ShiftLeft<27>(index));
-      return hn::IfNegativeThenElse(bit4, hn::IfNegativeThenElse(bit3, of(3), of(2)), narrow);
+      return hn::IfNegativeThenElse(bit4, hn::IfNegativeThenElse(bit3, of(3), of(2)),
+                                    hn::IfNegativeThenElse(bit3, of(1), of(0)));
 #else
-      return hn::GatherIndex(FloatTag(), entries, hn::BitCast(hn::RebindToSigned<FloatTag>(), index));
+      const hn::RebindToUnsigned<FloatTag> du;
+      const auto window = hn::And(index, hn::Set(du, kTrellisWindows - 1));
+      return hn::GatherIndex(FloatTag(), levels, hn::BitCast(hn::RebindToSigned<FloatTag>(), window));
 #endif
     }
   };
@@ -70,36 +65,41 @@ class LevelsOfWidths {
   HWY_INLINE Loaded Load() const {
     Loaded loaded;
 #if HWY_MAX_BYTES >= 32
-    for (int i = 0; i * kLanes < 2 << kMaxCodeBits; ++i) {
-      loaded.part[i] = hn::Load(FloatTag(), entries_ + i * kLanes);
-    }
+    for (int i = 0; i * kLanes < kTrellisWindows; ++i) loaded.part[i] = hn::Load(FloatTag(), levels_ + i * kLanes);
 #else
-    loaded.entries = entries_;
+    loaded.levels = levels_;
 #endif
     return loaded;
   }
 
  private:
-  HWY_ALIGN float entries_[2 << kMaxCodeBits] = {};
+  HWY_ALIGN float levels_[kTrellisWindows];
 };
 
-// Where the fields of kPad coordinates are. Their bits lie within the kBlockBytes bytes at `offset` of the code, which
-// may begin before it (never before the segment: scales and whole sections come first) but does not end behind it.
+// Where the windows of kPad coordinates are: within a block of kBlockBytes bytes. The block of the first chunk is made
+// of two halves: the beginning of the code, and its end, which windows of the first coordinates go back to. Others are
+// the bytes at `offset` of the code. Both may begin before a short code (never before the segment: scales and whole
+// sections come first) but do not end behind it.
 struct CodeChunk {
-  alignas(64) uint32_t bytes[kPad];  // indices of a field's two bytes in the block, then of zeros
+  alignas(64) uint32_t bytes[kPad];  // indices of a window's two bytes in the block, or of zeros
   uint32_t shift[kPad];
-  uint32_t base[kPad];  // LevelsOfWidths
+  float factors[kPad];  // of the coordinates' widths; 0 in lanes without a code
   int32_t offset;
-  int32_t widest[2];  // bits of the first and second half's first lane: widths descend
 };
+inline constexpr int kHalfBlock = kBlockBytes / 2;
+static_assert(kPad * kMaxCodeBits <= 8 * kHalfBlock);  // all of a first chunk's own bits are in its first half
 
 struct RateCode {
+  int rate = 0;
   int coordinates = 0;
   int code_bytes = 0;
   CodeChunk* chunks = nullptr;
 
   int count() const { return (coordinates + kPad - 1) / kPad; }
   int padded() const { return count() * kPad; }
+  // Of a first block's first half.
+  int first_offset() const { return std::min(0, code_bytes - kHalfBlock); }
+  float factor(int coordinate) const { return chunks[coordinate / kPad].factors[coordinate % kPad]; }
 };
 
 // One side's codes of one head.
@@ -114,7 +114,7 @@ class SideCodes {
     coordinates_ = 0;
     for (int rate = 1; rate < kSpectralRates; ++rate) {
       const CodeRuns& runs = view.runs(side, head)[rate];
-      rates_[rate] = {runs.coordinates(), runs.code_bytes(), chunks_ + rate * chunks};
+      rates_[rate] = {rate, runs.coordinates(), runs.code_bytes(), chunks_ + rate * chunks};
       Describe(runs, rates_[rate]);
       coordinates_ = std::max(coordinates_, runs.coordinates());
     }
@@ -130,30 +130,36 @@ class SideCodes {
 
  private:
   static void Describe(const CodeRuns& runs, const RateCode& rate) {
-    constexpr uint32_t kZeros = 0x80808080u;
+    constexpr uint32_t kNoByte = 0x80;  // index of a zero
+    constexpr uint32_t kNoBytes = kNoByte << 8 | kNoByte;
     int coordinate = 0;
-    int at = 0;  // bits
+    int end = 0;  // of the coordinate's bits
     for (int bits = kMaxCodeBits; bits >= 1; --bits) {
-      for (int end = coordinate + kCodeGroup * runs.groups[kMaxCodeBits - bits]; coordinate < end; ++coordinate) {
+      for (int last = coordinate + kCodeGroup * runs.groups[kMaxCodeBits - bits]; coordinate < last; ++coordinate) {
         CodeChunk& chunk = rate.chunks[coordinate / kPad];
         const int lane = coordinate % kPad;
-        if (lane == 0) chunk.offset = std::min(at / 8, rate.code_bytes - kBlockBytes);
-        const auto byte = static_cast<uint32_t>(at / 8 - chunk.offset);
-        // A field inside one byte has no second one, which may not exist.
-        const bool two = at % 8 + bits > 8;
-        chunk.bytes[lane] = two ? (kZeros & 0xffff0000u) | (byte + 1) << 8 | byte : (kZeros & 0xffffff00u) | byte;
-        chunk.shift[lane] = static_cast<uint32_t>(at % 8);
-        chunk.base[lane] = 1u << bits;
-        if (lane % (kPad / 2) == 0) chunk.widest[lane / (kPad / 2)] = bits;
-        at += bits;
+        end += bits;
+        const int begin = end - kTrellisBits;
+        if (coordinate < kPad) {
+          chunk.offset = rate.first_offset();
+        } else if (lane == 0) {
+          chunk.offset = std::min(begin / 8, rate.code_bytes - kBlockBytes);
+        }
+        // A window before the code is the end of it, at the end of its last byte.
+        const int end_index = kBlockBytes - 1 - (rate.code_bytes - runs.bits() / 8);
+        const int first = begin < 0 ? end_index : begin / 8 - chunk.offset;
+        const int second = (end - 1) / 8 - chunk.offset;
+        chunk.bytes[lane] = kNoBytes << 16 | (second != first ? static_cast<uint32_t>(second) : kNoByte) << 8 |
+                            static_cast<uint32_t>(first);
+        chunk.shift[lane] = static_cast<uint32_t>(begin < 0 ? begin + 8 : begin % 8);
+        chunk.factors[lane] = kTrellis.factors[bits];
       }
     }
     for (; coordinate < rate.padded(); ++coordinate) {
       CodeChunk& chunk = rate.chunks[coordinate / kPad];
-      chunk.bytes[coordinate % kPad] = kZeros;
+      chunk.bytes[coordinate % kPad] = kNoBytes << 16 | kNoBytes;
       chunk.shift[coordinate % kPad] = 0;
-      chunk.base[coordinate % kPad] = 1;
-      if (coordinate % (kPad / 2) == 0) chunk.widest[1] = 0;  // a chunk's first lane always has a code
+      chunk.factors[coordinate % kPad] = 0.0f;
     }
   }
 
@@ -167,56 +173,60 @@ class SideCodes {
 struct LaneCodes {
   using ByteTag = hn::Repartition<uint8_t, FloatTag>;
   using IndexTag = hn::RebindToUnsigned<FloatTag>;
+  using Bytes = hn::Vec<ByteTag>;
 
   // Lanes [v, v + kLanes) of a chunk.
   HWY_INLINE LaneCodes(const CodeChunk& chunk, int v)
       : bytes(hn::BitCast(ByteTag(), hn::Load(IndexTag(), chunk.bytes + v))),
-        shift(hn::Load(IndexTag(), chunk.shift + v)),
-        base(hn::Load(IndexTag(), chunk.base + v)),
-        mask(hn::Sub(base, hn::Set(IndexTag(), 1))) {}
+        shift(hn::Load(IndexTag(), chunk.shift + v)) {}
 
-  // Levels of the code whose chunk begins at `block`; 0 in lanes without a code.
-  template <int kWidest>
-  HWY_INLINE Vec Decode(const LevelsOfWidths::Loaded& levels, const uint8_t* block) const {
-    const auto fields = hn::BitCast(IndexTag(), hn::TableLookupBytesOr0(hn::LoadDup128(ByteTag(), block), bytes));
-    return levels.Lookup<kWidest>(hn::Or(hn::And(hn::Shr(fields, shift), mask), base));
+  // The block of a chunk, repeated in every 16 bytes.
+  template <bool kFirst>
+  static HWY_INLINE Bytes BlockOf(const RateCode& rate, const CodeChunk& chunk, const uint8_t* code) {
+    if constexpr (!kFirst) return hn::LoadDup128(ByteTag(), code + chunk.offset);
+    uint64_t begin, end;
+    std::memcpy(&begin, code + chunk.offset, kHalfBlock);
+    std::memcpy(&end, code + rate.code_bytes - kHalfBlock, kHalfBlock);
+    const hn::Repartition<uint64_t, FloatTag> words;
+    return hn::BitCast(ByteTag(), hn::InterleaveLower(words, hn::Set(words, begin), hn::Set(words, end)));
   }
 
-  hn::Vec<ByteTag> bytes;
-  hn::Vec<IndexTag> shift, base, mask;
+  // Levels of a code by its block, without factors: anything in lanes without a code.
+  HWY_INLINE Vec Decode(const TrellisLevels::Loaded& levels, Bytes block) const {
+    const auto fields = hn::BitCast(IndexTag(), hn::TableLookupBytesOr0(block, bytes));
+    return levels.Lookup(hn::Shr(fields, shift));
+  }
+
+  Bytes bytes;
+  hn::Vec<IndexTag> shift;
 };
 
-// Calls body(std::integral_constant) with the widest code of lanes [v, v + kLanes) of a chunk, or more, where narrow
-// ones are cheaper.
+// Calls body(chunk number, std::bool_constant<whether it is the first>) for all chunks of a rate.
 template <typename Body>
-HWY_INLINE void WithWidest(const CodeChunk& chunk, int v, const Body& body) {
-#if HWY_MAX_BYTES == 32
-  const int widest = chunk.widest[v / (kPad / 2)];
-  if (widest <= 2) return body(std::integral_constant<int, 2>());
-  if (widest == 3) return body(std::integral_constant<int, 3>());
-#endif
-  body(std::integral_constant<int, kMaxCodeBits>());
+HWY_INLINE void ForEachChunk(const RateCode& rate, const Body& body) {
+  body(0, std::true_type());
+  for (int c = 1; c < rate.count(); ++c) body(c, std::false_type());
 }
 
 // Levels of `count` vectors of one rate whose codes follow each other: out [count, rate.padded()], zeros where there is
 // no code.
-HWY_NOINLINE inline void DecodeLevels(const RateCode& rate, const LevelsOfWidths& table,
+HWY_NOINLINE inline void DecodeLevels(const RateCode& rate, const TrellisLevels& table,
                                       const uint8_t* HWY_RESTRICT codes, int count, float* HWY_RESTRICT out) {
   const FloatTag d;
   const auto levels = table.Load();
   const int stride = rate.padded();
-  for (int c = 0; c < rate.count(); ++c) {
+  ForEachChunk(rate, [&](int c, auto first) HWY_ATTR {
+    const CodeChunk& chunk = rate.chunks[c];
     for (int v = 0; v < kPad; v += kLanes) {
-      const LaneCodes lanes(rate.chunks[c], v);
-      const uint8_t* from = codes + rate.chunks[c].offset;
+      const LaneCodes lanes(chunk, v);
+      const Vec factors = hn::Load(d, chunk.factors + v);
       float* to = out + c * kPad + v;
-      WithWidest(rate.chunks[c], v, [&](auto widest) HWY_ATTR {
-        for (int n = 0; n < count; ++n) {
-          hn::StoreU(lanes.Decode<decltype(widest)::value>(levels, from + n * rate.code_bytes), d, to + n * stride);
-        }
-      });
+      for (int n = 0; n < count; ++n) {
+        const auto block = LaneCodes::BlockOf<decltype(first)::value>(rate, chunk, codes + n * rate.code_bytes);
+        hn::StoreU(hn::Mul(factors, lanes.Decode(levels, block)), d, to + n * stride);
+      }
     }
-  }
+  });
 }
 
 // Calls body(rate, positions, count, scales, codes) for every rate of a tile that codes some of the positions `seen`

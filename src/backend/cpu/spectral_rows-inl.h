@@ -26,33 +26,32 @@ struct RateVectors {
 };
 
 template <int kRows, int kKeys>
-HWY_INLINE void CodeDotsOf(const RateCode& rate, const LevelsOfWidths::Loaded& levels, const uint8_t* codes,
+HWY_INLINE void CodeDotsOf(const RateCode& rate, const TrellisLevels::Loaded& levels, const uint8_t* codes,
                            const float* HWY_RESTRICT q_code, int64_t q_stride, Vec sum[kKeys][kRows]) {
   const FloatTag d;
   for (int k = 0; k < kKeys; ++k) {
     for (int r = 0; r < kRows; ++r) sum[k][r] = hn::Zero(d);
   }
-  for (int c = 0; c < rate.count(); ++c) {
+  ForEachChunk(rate, [&](int c, auto first) HWY_ATTR {
     const CodeChunk& chunk = rate.chunks[c];
     for (int v = 0; v < kPad; v += kLanes) {
       const LaneCodes lanes(chunk, v);
       Vec level[kKeys];
-      WithWidest(chunk, v, [&](auto widest) HWY_ATTR {
-        for (int k = 0; k < kKeys; ++k) {
-          level[k] = lanes.Decode<decltype(widest)::value>(levels, codes + k * rate.code_bytes + chunk.offset);
-        }
-      });
+      for (int k = 0; k < kKeys; ++k) {
+        const uint8_t* code = codes + k * rate.code_bytes;
+        level[k] = lanes.Decode(levels, LaneCodes::BlockOf<decltype(first)::value>(rate, chunk, code));
+      }
       for (int r = 0; r < kRows; ++r) {
         const Vec query = hn::LoadU(d, q_code + r * q_stride + c * kPad + v);
         for (int k = 0; k < kKeys; ++k) sum[k][r] = hn::MulAdd(level[k], query, sum[k][r]);
       }
     }
-  }
+  });
 }
 
-// p[position of n, r] += scale_n levels_n . q_code[r] for every vector n of the rate.
+// p[position of n, r] += scale_n levels_n . q_code[r] for every vector n of the rate. q_code: with the rate's factors.
 template <int kRows>
-HWY_NOINLINE void CodeLogits(const RateCode& rate, const LevelsOfWidths& table, const RateVectors& vectors,
+HWY_NOINLINE void CodeLogits(const RateCode& rate, const TrellisLevels& table, const RateVectors& vectors,
                              const float* HWY_RESTRICT q_code, int64_t q_stride, float* HWY_RESTRICT p) {
   const BlockTag block;
   // Sums fill at most half of the registers.
@@ -80,9 +79,9 @@ HWY_NOINLINE void CodeLogits(const RateCode& rate, const LevelsOfWidths& table, 
   }
 }
 
-// o_code[r] += sum over the rate's vectors of p[position, r] scale levels. weights: scratch like p.
+// o_code[r] += sum over the rate's vectors of p[position, r] scale levels, factors included. weights: scratch like p.
 template <int kRows>
-HWY_NOINLINE void CodeSums(const RateCode& rate, const LevelsOfWidths& table, const RateVectors& vectors,
+HWY_NOINLINE void CodeSums(const RateCode& rate, const TrellisLevels& table, const RateVectors& vectors,
                            const float* HWY_RESTRICT p, float* HWY_RESTRICT weights, float* HWY_RESTRICT o_code,
                            int64_t o_stride) {
   const FloatTag d;
@@ -98,27 +97,28 @@ HWY_NOINLINE void CodeSums(const RateCode& rate, const LevelsOfWidths& table, co
                  weights + g * kGroupTableFloats + n * kGroupRows);
     }
   }
-  for (int c = 0; c < rate.count(); ++c) {
+  ForEachChunk(rate, [&](int c, auto first) HWY_ATTR {
     const CodeChunk& chunk = rate.chunks[c];
     for (int v = 0; v < kPad; v += kLanes) {
       const LaneCodes lanes(chunk, v);
       float* o = o_code + c * kPad + v;
       Vec sum[kRows];
-      for (int r = 0; r < kRows; ++r) sum[r] = hn::LoadU(d, o + r * o_stride);
-      const uint8_t* codes = vectors.codes + chunk.offset;
+      for (int r = 0; r < kRows; ++r) sum[r] = hn::Zero(d);
+      const uint8_t* code = vectors.codes;
       const float* w = weights;
-      WithWidest(chunk, v, [&](auto widest) HWY_ATTR {
-        for (int n = 0; n < vectors.count; ++n, codes += rate.code_bytes, w += kGroupRows) {
-          const Vec level = lanes.Decode<decltype(widest)::value>(levels, codes);
-          for (int r = 0; r < kRows; ++r) {
-            const Vec weight = hn::Set(d, w[r / kPerGroup * kGroupTableFloats + r % kPerGroup]);
-            sum[r] = hn::MulAdd(weight, level, sum[r]);
-          }
+      for (int n = 0; n < vectors.count; ++n, code += rate.code_bytes, w += kGroupRows) {
+        const Vec level = lanes.Decode(levels, LaneCodes::BlockOf<decltype(first)::value>(rate, chunk, code));
+        for (int r = 0; r < kRows; ++r) {
+          const Vec weight = hn::Set(d, w[r / kPerGroup * kGroupTableFloats + r % kPerGroup]);
+          sum[r] = hn::MulAdd(weight, level, sum[r]);
         }
-      });
-      for (int r = 0; r < kRows; ++r) hn::StoreU(sum[r], d, o + r * o_stride);
+      }
+      const Vec factors = hn::Load(d, chunk.factors + v);
+      for (int r = 0; r < kRows; ++r) {
+        hn::StoreU(hn::MulAdd(factors, sum[r], hn::LoadU(d, o + r * o_stride)), d, o + r * o_stride);
+      }
     }
-  }
+  });
 }
 
 #endif  // ANCHORKV_TARGET_HAS_KERNELS

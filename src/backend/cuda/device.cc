@@ -99,6 +99,7 @@ static_assert(kMaxProjection == kMaxGamma);
 
 CodeTables MakeCodeTables(int head_dim, bool uniform) noexcept {
   CodeTables tables = {};
+  tables.trellis = kTrellis;
   for (int bits = 1; bits <= 4; ++bits) {
     const auto levels = Levels(bits, uniform);
     const auto boundaries = Boundaries(bits, uniform);

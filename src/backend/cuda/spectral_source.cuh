@@ -115,11 +115,20 @@ struct SpectralSource {
       const int i = LaneId() + kWarpSize * j;
       if (i >= of1) continue;
       const int bits = 1 + (i < of2 ? 1 : 0) + (i < of3 ? 1 : 0) + (i < of4 ? 1 : 0);
-      const int at = i + min(i, of2) + min(i, of3) + min(i, of4);  // bits of the coordinates before
-      const int shift = at % 32;
-      uint32_t field = code[at / 32] >> shift;
-      if (shift + bits > 32) field |= code[at / 32 + 1] << (32 - shift);
-      const float level = tables.levels[bits - 1][field & ((1u << bits) - 1)];
+      // The coordinate's window: the last bits up to the end of its own; the end of the code comes before its
+      // beginning.
+      const int end = i + min(i, of2) + min(i, of3) + min(i, of4) + bits;
+      const int begin = end - kTrellisBits;
+      uint32_t window;
+      if (begin < 0) {
+        const int total = runs.bits();  // whole bytes
+        const uint32_t last = code[(total - 1) / 32] >> ((total - 1) % 32 + 1 + begin);
+        window = code[0] << -begin | (last & ((1u << -begin) - 1));
+      } else {
+        const uint32_t high = (end - 1) / 32 > begin / 32 ? code[begin / 32 + 1] : 0;
+        window = __funnelshift_r(code[begin / 32], high, begin % 32);
+      }
+      const float level = tables.trellis.levels[window % kTrellisWindows] * tables.trellis.factors[bits];
       v.x[j] = level * (scale * deviations.x[j]);
     }
     return v;

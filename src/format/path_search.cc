@@ -1,0 +1,120 @@
+#include "format/path_search.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace anchorkv {
+namespace {
+
+// Units to try, as multiples of the given one.
+constexpr float kUnitFactors[] = {0.85f, 1.05f};
+
+int Reversed(int x, int bits) noexcept {
+  int out = 0;
+  for (int b = 0; b < bits; ++b) out |= (x >> b & 1) << (bits - 1 - b);
+  return out;
+}
+
+// One coordinate of one lane.
+void Step(bool trace, float weight, const float* levels, int bits, int i, int lane, PathSums* paths) {
+  // The best state by the bits that stay in sight.
+  float best[kPathStates];
+  for (int s = 0; s < kPathStates; ++s) best[s] = paths->sums[s][lane];
+  uint32_t before = 0;
+  for (int kept = kPathStates / 2; kept >= kTrellisWindows >> bits; kept /= 2) {
+    for (int s = 0; s < kept; ++s) {
+      if (!(best[s + kept] < best[s])) continue;
+      best[s] = best[s + kept];
+      before |= 1u << (kept + s);
+    }
+  }
+  // Windows that differ in their oldest bit only end in the same state.
+  uint32_t older = 0;
+  for (int s = 0; s < kPathStates; ++s) {
+    const auto sum = [&](int window) {
+      const float error = paths->u[i][lane] - levels[window];
+      return best[window >> bits] + weight * error * error;
+    };
+    const float low = sum(s);
+    const float high = sum(s + kPathStates);
+    paths->sums[s][lane] = high < low ? high : low;
+    older |= (high < low ? 1u : 0u) << s;
+  }
+  if (!trace) return;
+  paths->older[i][lane] = older;
+  paths->before[i][lane] = before;
+}
+
+}  // namespace
+
+PathLevels::PathLevels(int bits) noexcept {
+  for (int w = 0; w < kTrellisWindows; ++w) {
+    of[Reversed(w, kTrellisBits)] = kTrellis.factors[bits] * kTrellis.levels[w];
+  }
+}
+
+void WalkPathsPlainly(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths) {
+  ForEachRun(runs, [&](int bits, int first, int last) {
+    const PathLevels levels(bits);
+    for (int i = first; i < last; ++i) {
+      for (int lane = 0; lane < kPathLanes; ++lane) Step(trace, weight[i], levels.of, bits, i, lane, paths);
+    }
+  });
+}
+
+PathSearch::PathSearch(const float* weight, const CodeRuns& runs) noexcept : weight_(weight), runs_(runs) {}
+
+void PathSearch::Load(const float* const* u, const float* units, int lanes) noexcept {
+  for (int lane = 0; lane < kPathLanes; ++lane) {
+    const float inverse = lane < lanes && units[lane] > 0.0f ? 1.0f / units[lane] : 0.0f;
+    for (int i = 0; i < runs_.coordinates(); ++i) paths_.u[i][lane] = lane < lanes ? u[lane][i] * inverse : 0.0f;
+  }
+}
+
+void PathSearch::Trace(int lane, int state, uint8_t* codes) const noexcept {
+  int i = runs_.coordinates();
+  for (int bits = 1; bits <= kMaxCodeBits; ++bits) {
+    for (int n = kCodeGroup * runs_.groups[kMaxCodeBits - bits]; n > 0; --n) {
+      --i;
+      const int window = state | static_cast<int>(paths_.older[i][lane] >> state & 1) * kPathStates;
+      codes[i] = static_cast<uint8_t>(Reversed(window & ((1 << bits) - 1), bits));
+      state = window >> bits;
+      for (int kept = kTrellisWindows >> bits; kept < kPathStates; kept *= 2) {
+        if ((paths_.before[i][lane] >> (kept + state) & 1) != 0) state += kept;
+      }
+    }
+  }
+}
+
+void PathSearch::Run(const float* const* u, const float* units, int lanes, uint8_t* codes, int64_t stride) noexcept {
+  float best[kPathLanes];
+  float unit[kPathLanes] = {};
+  int end[kPathLanes] = {};
+  std::fill_n(best, kPathLanes, std::numeric_limits<float>::infinity());
+  for (const float factor : kUnitFactors) {
+    float tried[kPathLanes];
+    for (int lane = 0; lane < lanes; ++lane) tried[lane] = factor * units[lane];
+    Load(u, tried, lanes);
+    std::fill_n(&paths_.sums[0][0], kPathStates * kPathLanes, 0.0f);
+    WalkPaths(/*trace=*/false, weight_, runs_, &paths_);
+    for (int lane = 0; lane < lanes; ++lane) {
+      int least = 0;
+      for (int s = 1; s < kPathStates; ++s) least = paths_.sums[s][lane] < paths_.sums[least][lane] ? s : least;
+      const float sum = paths_.sums[least][lane] * (tried[lane] * tried[lane]);
+      if (!(sum < best[lane])) continue;
+      best[lane] = sum;
+      unit[lane] = tried[lane];
+      end[lane] = least;
+    }
+  }
+  Load(u, unit, lanes);
+  std::fill_n(&paths_.sums[0][0], kPathStates * kPathLanes, std::numeric_limits<float>::infinity());
+  for (int lane = 0; lane < kPathLanes; ++lane) paths_.sums[end[lane]][lane] = 0.0f;
+  WalkPaths(/*trace=*/true, weight_, runs_, &paths_);
+  for (int lane = 0; lane < lanes; ++lane) {
+    Trace(lane, end[lane], codes + lane * stride);
+    if (!(unit[lane] > 0.0f)) std::fill_n(codes + lane * stride, runs_.coordinates(), uint8_t{0});
+  }
+}
+
+}  // namespace anchorkv

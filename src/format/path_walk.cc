@@ -1,0 +1,111 @@
+// WalkPaths of format/path_search.h for the best SIMD target there is, one lane per vector. Unfused arithmetic, like
+// everything that decides stored bytes.
+#include "format/path_search.h"
+
+// Scalable vectors cannot be kept in arrays; SSSE3 has no CPU of its own that is worth a copy, AVX3_DL nothing that is
+// used.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "format/path_walk.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include <type_traits>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace anchorkv {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using FloatTag = hn::CappedTag<float, kPathLanes>;
+using Vec = hn::Vec<FloatTag>;
+constexpr int kLanes = static_cast<int>(HWY_LANES(float) < kPathLanes ? HWY_LANES(float) : kPathLanes);
+using Bits = hn::Vec<hn::RebindToUnsigned<FloatTag>>;
+
+// Keeps the lower of two sums in *low; the bit goes into *bits where it was the second.
+template <bool kTrace>
+HWY_INLINE void KeepLower(Vec high, int bit, Vec* low, Bits* bits) {
+  if constexpr (kTrace) {
+    const hn::RebindToUnsigned<FloatTag> du;
+    const auto set = hn::IfThenElseZero(hn::RebindMask(du, hn::Lt(high, *low)), hn::Set(du, 1u << bit));
+    *bits = hn::Or(*bits, set);
+  }
+  // Of equal sums either: they are the same number.
+  *low = hn::Min(high, *low);
+}
+
+template <bool kTrace, int kBits>
+HWY_INLINE void Step(const float* HWY_RESTRICT levels, float weight_of, int i, int lane, PathSums* HWY_RESTRICT paths) {
+  const FloatTag d;
+  const hn::RebindToUnsigned<FloatTag> du;
+  Vec best[kPathStates];
+  for (int s = 0; s < kPathStates; ++s) best[s] = hn::Load(d, paths->sums[s] + lane);
+  Bits before = hn::Zero(du);
+  for (int kept = kPathStates / 2; kept >= kTrellisWindows >> kBits; kept /= 2) {
+    for (int s = 0; s < kept; ++s) KeepLower<kTrace>(best[s + kept], kept + s, &best[s], &before);
+  }
+  Bits older = hn::Zero(du);
+  const Vec u = hn::Load(d, paths->u[i] + lane);
+  const Vec weight = hn::Set(d, weight_of);
+  const auto sum = [&](int window) HWY_ATTR {
+    const Vec error = hn::Sub(u, hn::Set(d, levels[window]));
+    return hn::Add(best[window >> kBits], hn::Mul(hn::Mul(weight, error), error));
+  };
+  for (int s = 0; s < kPathStates; ++s) {
+    Vec low = sum(s);
+    KeepLower<kTrace>(sum(s + kPathStates), s, &low, &older);
+    hn::Store(low, d, paths->sums[s] + lane);
+  }
+  if constexpr (kTrace) {
+    hn::Store(older, du, paths->older[i] + lane);
+    hn::Store(before, du, paths->before[i] + lane);
+  }
+}
+
+template <bool kTrace>
+void WalkRun(const float* weight, int bits, int first, int last, PathSums* paths) {
+  const PathLevels levels(bits);
+  const auto walk = [&](auto width) HWY_ATTR {
+    for (int i = first; i < last; ++i) {
+      for (int lane = 0; lane < kPathLanes; lane += kLanes) {
+        Step<kTrace, decltype(width)::value>(levels.of, weight[i], i, lane, paths);
+      }
+    }
+  };
+  switch (bits) {
+    case 1:
+      return walk(std::integral_constant<int, 1>());
+    case 2:
+      return walk(std::integral_constant<int, 2>());
+    case 3:
+      return walk(std::integral_constant<int, 3>());
+    default:
+      return walk(std::integral_constant<int, 4>());
+  }
+}
+
+}  // namespace
+
+void Walk(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths) {
+  ForEachRun(runs, [&](int bits, int first, int last) {
+    trace ? WalkRun<true>(weight, bits, first, last, paths) : WalkRun<false>(weight, bits, first, last, paths);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anchorkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace anchorkv {
+
+HWY_EXPORT(Walk);
+
+void WalkPaths(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths) {
+  HWY_DYNAMIC_DISPATCH(Walk)(trace, weight, runs, paths);
+}
+
+}  // namespace anchorkv
+#endif  // HWY_ONCE
