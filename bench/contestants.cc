@@ -8,7 +8,7 @@
 namespace anchorkv::bench {
 namespace {
 
-constexpr int32_t kBatch = 2048;      // llama-bench's defaults
+constexpr int32_t kBatch = 2048;       // llama-bench's defaults
 constexpr uint32_t kMicroBatch = 512;  // and ours
 
 class Llama final : public Contestant {
@@ -45,7 +45,8 @@ class Llama final : public Contestant {
   }
 
   int64_t cache_bytes() const override {
-    const int64_t width = int64_t{llama_model_n_embd(model_)} / llama_model_n_head(model_) * llama_model_n_head_kv(model_);
+    const int64_t width =
+        int64_t{llama_model_n_embd(model_)} / llama_model_n_head(model_) * llama_model_n_head_kv(model_);
     return 2 * llama_model_n_layer(model_) * held_ * static_cast<int64_t>(ggml_row_size(type_, width));
   }
   int64_t compressed_tokens() const override { return 0; }

@@ -64,7 +64,9 @@ double Now(bool processor_time) {
 int64_t ThreadsOfProcess() {
   std::error_code error;
   int64_t threads = 0;
-  for (auto it = std::filesystem::directory_iterator("/proc/self/task", error); !error && it != std::filesystem::directory_iterator(); ++it) ++threads;
+  for (auto it = std::filesystem::directory_iterator("/proc/self/task", error);
+       !error && it != std::filesystem::directory_iterator(); ++it)
+    ++threads;
   return threads;
 }
 
@@ -156,8 +158,8 @@ Status Run::Check(std::span<const std::unique_ptr<Contestant>> contestants) cons
     if (reference == nullptr || contestant->name() != "anchorkv full") continue;
     const double kl = KlDivergence(reference->logits(), contestant->logits());
     if (!(kl < kMaxDivergence)) {
-      return Internal(fmt::format("the exact cache's logits are {:.3g} nats from libllama's; allowed are {}", kl,
-                                  kMaxDivergence));
+      return Internal(
+          fmt::format("the exact cache's logits are {:.3g} nats from libllama's; allowed are {}", kl, kMaxDivergence));
     }
   }
   return Status();
@@ -262,12 +264,9 @@ void Run::Print(size_t first_row) const {
 }
 
 Json Run::ToJson() const {
-  Json json = {{"model_filename", options_.model},
-               {"n_threads", options_.threads},
-               {"threads_of_process", ThreadsOfProcess()},
-               {"clock", options_.processor_time ? "processor" : "wall"},
-               {"repetitions", options_.repetitions},
-               {"rows", Json::array()}};
+  Json json = {{"model_filename", options_.model},         {"n_threads", options_.threads},
+               {"threads_of_process", ThreadsOfProcess()}, {"clock", options_.processor_time ? "processor" : "wall"},
+               {"repetitions", options_.repetitions},      {"rows", Json::array()}};
   for (const Row& row : rows_) {
     Json samples_ns = Json::array();
     for (const double s : row.samples_s) samples_ns.push_back(static_cast<int64_t>(s * 1e9));
