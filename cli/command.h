@@ -19,6 +19,7 @@ using Action = std::function<int()>;
 
 void AddRunCommand(CLI::App* app, Action* action);
 void AddEstimateCommand(CLI::App* app, Action* action);
+void AddBenchCommand(CLI::App* app, Action* action);
 void AddInspectCommand(CLI::App* app, Action* action);
 void AddEvalCommand(CLI::App* app, Action* action);  // eval/command.cc
 

@@ -28,6 +28,10 @@ void Override(const std::optional<T>& given, T* value) {
 
 void AddMethodOptions(CLI::App* app, MethodOptions* o) {
   app->add_option("--kv-profile", o->profile, "paper | blend | adaptive (default blend)")->type_name("NAME");
+  AddIngredientOptions(app, o);
+}
+
+void AddIngredientOptions(CLI::App* app, MethodOptions* o) {
   app->add_option("--kv-min-tokens", o->min_tokens, "Leave shorter prompts uncompressed (default 512)")
       ->type_name("N")
       ->check(Integer(0, kNoLimit));

@@ -46,7 +46,8 @@ struct BudgetOptions {
 
 inline constexpr double kDefaultRatio = 4.0;
 
-// Registers the options; `options` must outlive the parsing.
+// Registers the options; `options` must outlive the parsing. AddIngredientOptions: all but the profile.
+void AddIngredientOptions(CLI::App* app, MethodOptions* options);
 void AddMethodOptions(CLI::App* app, MethodOptions* options);
 void AddBudgetOptions(CLI::App* app, BudgetOptions* options);
 

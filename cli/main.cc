@@ -25,6 +25,7 @@ int Main(int argc, char** argv) {
   AddRunCommand(&app, &action);
   AddEstimateCommand(&app, &action);
   AddInspectCommand(&app, &action);
+  AddBenchCommand(&app, &action);
   AddEvalCommand(&app, &action);
 
   const auto arguments = NormalizeArguments(std::span<const char* const>(argv + 1, argv + argc));

@@ -14,8 +14,9 @@ namespace anchorkv::cli {
 // "16.00 GiB", "77.9 MiB", "512 B".
 std::string FormatBytes(double bytes);
 
-// Highest resident set of this process so far.
+// Highest resident set of this process, since the last reset where the system can (Linux), else so far.
 int64_t PeakRssBytes();
+void ResetPeakRss();
 
 struct Peak {
   int64_t buffer_bytes = 0;   // the library's own buffers at their highest

@@ -1,5 +1,6 @@
 #include "codec/layer_check.h"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 #include <vector>
@@ -9,15 +10,17 @@
 namespace anchorkv {
 namespace {
 
-bool IsFinite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
+constexpr uint32_t kNotFinite = 0x7f800000u;  // the exponent of infinities and NaNs
 
 // The first position of a head with an infinite or NaN element, or -1.
 int64_t FirstNonFinite(const HeadsView<const float>& view, int64_t head) {
   for (int64_t t = 0; t < view.tokens; ++t) {
     const float* row = view.row(head, t);
-    bool finite = true;
-    for (int64_t d = 0; d < view.head_dim; ++d) finite &= IsFinite(row[d]);
-    if (!finite) return t;
+    uint32_t largest = 0;  // exponent; a maximum runs over full vectors
+    for (int64_t d = 0; d < view.head_dim; ++d) {
+      largest = std::max(largest, std::bit_cast<uint32_t>(row[d]) & kNotFinite);
+    }
+    if (largest == kNotFinite) return t;
   }
   return -1;
 }

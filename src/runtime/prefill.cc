@@ -18,6 +18,18 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Parallel loops that do not name a number of threads follow the engine's while this lives.
+class OpenMpThreads {
+ public:
+  explicit OpenMpThreads(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
+  ~OpenMpThreads() { omp_set_num_threads(before_); }
+  OpenMpThreads(const OpenMpThreads&) = delete;
+  OpenMpThreads& operator=(const OpenMpThreads&) = delete;
+
+ private:
+  int before_;
+};
+
 const float* Floats(const ggml_tensor* tensor) { return static_cast<const float*>(tensor->data); }
 
 // Graph operators. dst->src: what is given as arguments below; userdata: the PromptAttention.
@@ -227,6 +239,7 @@ CacheFiller::CacheFiller(const ModelParts& parts, std::span<HostKvCache* const> 
 }
 
 Status CacheFiller::Take(int layer, PromptAttention* attention) {
+  const OpenMpThreads openmp_threads(parts_.threads);
   std::vector<HostKvCache*> compressing;
   for (HostKvCache* cache : caches_) {
     if (cache->WouldCompress(tokens_)) {
@@ -238,9 +251,6 @@ Status CacheFiller::Take(int layer, PromptAttention* attention) {
   }
   if (compressing.empty()) return Status();
   attention->UnrotateKeys(*parts_.rope, 0, parts_.threads);
-  // The codec's own parallel loops follow the engine's thread count.
-  const int openmp_threads = omp_get_max_threads();
-  omp_set_num_threads(parts_.threads);
   Status status;
   for (size_t i = 0; i < compressing.size() && status.ok(); ++i) {
     LayerInput input;
@@ -251,7 +261,6 @@ Status CacheFiller::Take(int layer, PromptAttention* attention) {
     input.rope = parts_.rope;
     status = compressing[i]->AddPromptLayer(input);
   }
-  omp_set_num_threads(openmp_threads);
   return status;
 }
 

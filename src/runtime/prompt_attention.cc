@@ -9,7 +9,7 @@ namespace {
 
 // Query rows (tokens x heads that share keys) of one work item: enough to reuse each key from cache many
 // times, few enough that their states and logits stay in the L1 and L2 caches.
-constexpr int kBlockRows = 64;
+constexpr int kBlockRows = 256;
 constexpr size_t kAlign = 64;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }

@@ -6,6 +6,7 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h.
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/matrix_tiles.h"
 #include "backend/cpu/row_blocks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -91,6 +92,80 @@ void AttendMany(const DenseCall& call, void* memory) {
   }
   blocks.Store(call.queries.heads, call.head_dim, call.out);
 }
+
+// --- Many rows, products on the matrix unit (matrix_tiles.h). Every block has the unit's full width, so that the
+// number of rows does not change a result.
+
+#if HWY_TARGET == HWY_AVX3
+#define ANCHORKV_DENSE_ON_MATRIX_TILES 1
+
+static_assert(kMaxWidth == kMatrixWidth && kTileTokens == kMatrixWidth);
+// Logits may be large and cancel; weights are at most 1 and values are averaged.
+constexpr int kLogitParts = 3;
+constexpr int kOutputParts = 2;
+
+constexpr bool FitsMatrixTiles(int head_dim) { return head_dim % 32 == 0; }
+
+struct MatrixScratch {
+  MatrixScratch(ScratchArena* arena, int rows, int head_dim)
+      : block_parts(int64_t{kLogitParts} * kMatrixWidth * head_dim),
+        blocks(arena, rows, head_dim, /*full_width=*/true),
+        keys(arena->Take<float>(int64_t{kTileTokens} * head_dim)),
+        values(arena->Take<float>(int64_t{kTileTokens} * head_dim)),
+        p(arena->Take<float>(int64_t{kTileTokens} * kMaxWidth)),
+        limits(arena->Take<int32_t>(kMaxWidth)),
+        query_parts(arena->Take<uint16_t>(blocks.count() * block_parts)),
+        key_parts(arena->Take<uint16_t>(block_parts)),
+        value_parts(arena->Take<uint16_t>(int64_t{kOutputParts} * kMatrixWidth * head_dim)),
+        weight_parts(arena->Take<uint16_t>(int64_t{kOutputParts} * kMatrixWidth * kMatrixWidth)) {}
+  int64_t block_parts;
+  RowBlocks blocks;
+  float* keys;
+  float* values;
+  float* p;
+  int32_t* limits;
+  uint16_t* query_parts;
+  uint16_t* key_parts;
+  uint16_t* value_parts;
+  uint16_t* weight_parts;
+};
+
+void AttendManyOnMatrixTiles(const DenseCall& call, void* memory) {
+  ScratchArena arena(memory);
+  const int head_dim = call.head_dim;
+  const MatrixScratch scratch(&arena, call.query_rows(), head_dim);
+  const RowBlocks& blocks = scratch.blocks;
+  blocks.LoadQueries(call.queries, call.scale(), nullptr, head_dim);
+  blocks.ClearStates();
+  for (int b = 0; b < blocks.count(); ++b) {
+    SplitPairs<kLogitParts>(blocks.block(b).q, head_dim, scratch.query_parts + b * scratch.block_parts);
+  }
+  const MatrixTiles tiles;
+  const int64_t last = std::min(call.last, call.visible + call.queries.tokens - 1);
+  for (int64_t tile = call.first; tile < last; tile += kTileTokens) {
+    const int in_tile = static_cast<int>(std::min<int64_t>(kTileTokens, last - tile));
+    const DenseRows& rows = call.rows;
+    const FloatTile keys = AsFloats(rows.type, rows.keys, rows.token_stride, tile, in_tile, head_dim, scratch.keys);
+    const FloatTile values =
+        AsFloats(rows.type, rows.values, rows.token_stride, tile, in_tile, head_dim, scratch.values);
+    SplitRows<kLogitParts>(keys.data, keys.stride, in_tile, head_dim, scratch.key_parts);
+    SplitColumns<kOutputParts>(values.data, values.stride, in_tile, head_dim, scratch.value_parts);
+    for (int b = 0; b < blocks.count(); ++b) {
+      int count = in_tile;
+      const int32_t* limits = BlockLimits(blocks, b, call.queries.heads, call.visible, tile, &count, scratch.limits);
+      if (count == 0) continue;
+      const RowBlock block = blocks.block(b);
+      MultiplySplit<kLogitParts, false>(scratch.key_parts, kTileTokens, scratch.query_parts + b * scratch.block_parts,
+                                        head_dim, scratch.p);
+      TileSoftmax<kMaxVectors>(count, head_dim, block, limits, scratch.p);
+      std::fill_n(scratch.p + count * kMaxWidth, (kTileTokens - count) * kMaxWidth, 0.0f);
+      SplitPairs<kOutputParts>(scratch.p, kTileTokens, scratch.weight_parts);
+      MultiplySplit<kOutputParts, true>(scratch.value_parts, head_dim, scratch.weight_parts, kTileTokens, block.o);
+    }
+  }
+  blocks.Store(call.queries.heads, head_dim, call.out);
+}
+#endif  // HWY_TARGET == HWY_AVX3
 
 // --- Few rows: memory-bound, every key and value is read once per group of rows.
 
@@ -178,6 +253,25 @@ void Attend(const DenseRows& rows, int head_dim, const QueryRows& queries, int64
   }
 }
 
+#ifdef ANCHORKV_DENSE_ON_MATRIX_TILES
+size_t MatrixScratchBytes(int head_dim, int rows) {
+  if (rows <= kFewRows || !FitsMatrixTiles(head_dim)) return ScratchBytes(head_dim, rows);
+  ScratchArena arena;
+  MatrixScratch(&arena, rows, head_dim);
+  return std::max(arena.bytes(), ScratchBytes(head_dim, kFewRows));
+}
+
+void AttendWithMatrixTiles(const DenseRows& rows, int head_dim, const QueryRows& queries, int64_t first, int64_t last,
+                           int64_t visible, const StateRows& out, void* scratch) {
+  const DenseCall call{rows, head_dim, queries, first, last, visible, out};
+  if (call.query_rows() > kFewRows && FitsMatrixTiles(head_dim)) {
+    AttendManyOnMatrixTiles(call, scratch);
+  } else {
+    Attend(rows, head_dim, queries, first, last, visible, out, scratch);
+  }
+}
+#endif
+
 void Merge(std::span<const StateRows> parts, int head_dim, int tokens, int heads, float* result, int64_t token_stride,
            int64_t head_stride) {
   const FloatTag d;
@@ -212,6 +306,9 @@ void Merge(std::span<const StateRows> parts, int head_dim, int tokens, int heads
 }  // namespace
 
 DenseKernels MakeDenseKernels() { return {&ScratchBytes, &Attend, &Merge}; }
+#ifdef ANCHORKV_DENSE_ON_MATRIX_TILES
+DenseKernels MakeDenseMatrixKernels() { return {&MatrixScratchBytes, &AttendWithMatrixTiles, &Merge}; }
+#endif
 
 #endif  // ANCHORKV_TARGET_HAS_KERNELS
 }  // namespace HWY_NAMESPACE
@@ -225,6 +322,13 @@ DenseKernels DenseKernelsFor(int64_t target) noexcept {
   static constexpr TargetEntry<DenseKernels (*)()> kEntries[] = {ANCHORKV_TARGET_ENTRIES(MakeDenseKernels){0, nullptr}};
   const auto make = FindTarget(kEntries, target);
   return make == nullptr ? DenseKernels{} : make();
+}
+
+DenseKernels DenseMatrixKernelsFor(int64_t target) noexcept {
+#if HWY_TARGETS & HWY_AVX3
+  if (target == HWY_AVX3) return N_AVX3::MakeDenseMatrixKernels();
+#endif
+  return {};
 }
 
 }  // namespace anchorkv

@@ -4,6 +4,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/matrix_tiles.h"
 #include "backend/cpu/targets.h"
 #include "format/residual_code.h"
 #include "hwy/targets.h"
@@ -57,9 +58,10 @@ Status CheckPlan(const LayerInput& input, const SegmentPlan& plan) {
 
 class Cpu final : public Backend {
  public:
-  explicit Cpu(int64_t target)
-      : target_(hwy::TargetName(target)),
-        dense_(DenseKernelsFor(target)),
+  // `matrix_tiles`: attention of many rows on the matrix unit.
+  explicit Cpu(int64_t target, bool matrix_tiles = false)
+      : target_(std::string(hwy::TargetName(target)) + (matrix_tiles ? "_AMX" : "")),
+        dense_(matrix_tiles ? DenseMatrixKernelsFor(target) : DenseKernelsFor(target)),
         anchor_(AnchorKernelsFor(target)),
         spectral_(SpectralKernelsFor(target)),
         score_(ScoreKernelFor(target)),
@@ -149,7 +151,11 @@ const std::vector<std::unique_ptr<const Cpu>>& Backends() {
     // Lower bits are better targets.
     for (int bit = 0; bit < 63; ++bit) {
       const int64_t target = supported & (int64_t{1} << bit);
-      if (target != 0 && DenseKernelsFor(target).attend != nullptr) list.push_back(std::make_unique<Cpu>(target));
+      if (target == 0 || DenseKernelsFor(target).attend == nullptr) continue;
+      if (DenseMatrixKernelsFor(target).attend != nullptr && MatrixTilesUsable()) {
+        list.push_back(std::make_unique<Cpu>(target, /*matrix_tiles=*/true));
+      }
+      list.push_back(std::make_unique<Cpu>(target));
     }
     return list;
   }();

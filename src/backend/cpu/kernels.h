@@ -45,6 +45,8 @@ struct UtilityKernels {
 
 // Null functions when the target is not part of this build.
 DenseKernels DenseKernelsFor(int64_t target) noexcept;
+// The same with products of many rows on the matrix unit, which must be usable (matrix_tiles.h).
+DenseKernels DenseMatrixKernelsFor(int64_t target) noexcept;
 AnchorKernels AnchorKernelsFor(int64_t target) noexcept;
 SpectralKernels SpectralKernelsFor(int64_t target) noexcept;
 ScoreKernel ScoreKernelFor(int64_t target) noexcept;

@@ -32,10 +32,11 @@ HWY_INLINE void WriteState(const StateRows& out, int token, int head, float m, f
   out.l[at] = l;
 }
 
-// All query rows of a call as blocks: full ones of kMaxVectors vectors, then one narrower.
+// All query rows of a call as blocks: full ones of kMaxVectors vectors, then one narrower, unless `full_width`.
 class RowBlocks {
  public:
-  RowBlocks(ScratchArena* arena, int rows, int dim) : rows_(rows), dim_(dim) {
+  RowBlocks(ScratchArena* arena, int rows, int dim, bool full_width = false)
+      : rows_(rows), dim_(dim), full_width_(full_width) {
     const int64_t lanes = int64_t{count()} * kMaxWidth;
     q_ = arena->Take<float>(lanes * dim);
     o_ = arena->Take<float>(lanes * dim);
@@ -56,7 +57,8 @@ class RowBlocks {
   int rows(int b) const { return std::min(kMaxWidth, rows_ - first_row(b)); }
   RowBlock block(int b) const {
     const int64_t at = int64_t{b} * kMaxWidth;
-    return {(rows(b) + kLanes - 1) / kLanes, q_ + at * dim_, o_ + at * dim_, m_ + at, l_ + at};
+    const int vectors = full_width_ ? kMaxVectors : (rows(b) + kLanes - 1) / kLanes;
+    return {vectors, q_ + at * dim_, o_ + at * dim_, m_ + at, l_ + at};
   }
 
   // Element i of a query goes to coordinate i of the block, i < length, or, given `order` [length],
@@ -104,6 +106,7 @@ class RowBlocks {
  private:
   int rows_;
   int dim_;
+  bool full_width_;
   float* q_;
   float* o_;
   float* m_;

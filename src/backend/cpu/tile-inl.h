@@ -82,16 +82,14 @@ struct RowBlock {
   float* l = nullptr;  // [W]
 };
 
-// Adds one tile of `count` keys [key_dim] and values [head_dim] to a block's state. limits: per lane the number of keys
-// of the tile that the row sees, or null when every row sees all. p: scratch [count, W].
+// Turns a tile's logits p [count, W] into weights relative to the block's maximum, and brings m, l and o up to it.
+// limits: per lane the number of keys of the tile that the row sees, or null when every row sees all.
 template <int kNv>
-HWY_NOINLINE void AttendTileOf(const FloatTile& keys, const FloatTile& values, int count, int key_dim, int head_dim,
-                               const RowBlock& block, const int32_t* limits, float* HWY_RESTRICT p) {
+HWY_INLINE void TileSoftmax(int count, int head_dim, const RowBlock& block, const int32_t* limits,
+                            float* HWY_RESTRICT p) {
   constexpr int kWidth = kNv * kLanes;
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  Multiply<kNv, false>(keys.data, keys.stride, 1, count, block.q, key_dim, p);
-
   Vec highest[kNv];
   for (int v = 0; v < kNv; ++v) highest[v] = hn::Set(d, kMinusInfinity);
   if (limits != nullptr) {
@@ -142,6 +140,14 @@ HWY_NOINLINE void AttendTileOf(const FloatTile& keys, const FloatTile& values, i
     }
   }
   for (int v = 0; v < kNv; ++v) hn::StoreU(total[v], d, block.l + v * kLanes);
+}
+
+// Adds one tile of `count` keys [key_dim] and values [head_dim] to a block's state. p: scratch [count, W].
+template <int kNv>
+HWY_NOINLINE void AttendTileOf(const FloatTile& keys, const FloatTile& values, int count, int key_dim, int head_dim,
+                               const RowBlock& block, const int32_t* limits, float* HWY_RESTRICT p) {
+  Multiply<kNv, false>(keys.data, keys.stride, 1, count, block.q, key_dim, p);
+  TileSoftmax<kNv>(count, head_dim, block, limits, p);
   Multiply<kNv, true>(values.data, 1, values.stride, head_dim, p, count, block.o);
 }
 
