@@ -22,7 +22,7 @@
 #include "eval/runner.h"
 #include "eval/study.h"
 #include "eval/suites/suite.h"
-#include "runtime/mapped_file.h"
+#include "base/mapped_file.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

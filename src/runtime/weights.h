@@ -12,7 +12,7 @@
 #include "anchorkv/status.h"
 #include "ggml-cpp.h"
 #include "runtime/gguf_file.h"
-#include "runtime/mapped_file.h"
+#include "base/mapped_file.h"
 #include "runtime/model_spec.h"
 
 namespace anchorkv {
