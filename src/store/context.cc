@@ -22,6 +22,7 @@ constexpr uint32_t kTokensKind = SectionKind("TOKN");
 constexpr uint32_t kLayersKind = SectionKind("LAYR");
 constexpr uint32_t kBytesKind = SectionKind("BYTE");
 constexpr size_t kMaxNumbers = 64;  // of a layer
+constexpr int64_t kParallelBytes = 1 << 20;  // less is not worth waking threads
 
 std::string LayerName(size_t layer) { return "layer " + std::to_string(layer); }
 
@@ -144,7 +145,7 @@ Status CheckContext(const StoredContext& context) {
 
 Status CheckLayers(const StoredContext& context) {
   std::vector<Status> statuses(context.layers.size());
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (context.segment_bytes() > kParallelBytes)
   for (size_t l = 0; l < statuses.size(); ++l) {
     statuses[l] = InLayer(l, CheckImage(context.layers[l], context.config.kv_heads, context.config.head_dim));
   }

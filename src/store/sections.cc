@@ -12,6 +12,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian and mapped as they are");
 
+constexpr size_t kParallelBytes = size_t{1} << 20;  // less is not worth waking threads
+
 uint64_t PageUp(uint64_t bytes) { return (bytes + kFilePage - 1) / kFilePage * kFilePage; }
 
 // Of header and table with the checksum's own field zero.
@@ -133,7 +135,7 @@ Result<std::vector<Section>> ReadSections(std::span<const std::byte> file) {
 
   int64_t damaged = header.sections;
   const auto count = static_cast<int64_t>(header.sections);
-#pragma omp parallel for schedule(dynamic) reduction(min : damaged)
+#pragma omp parallel for schedule(dynamic) reduction(min : damaged) if (file.size() > kParallelBytes)
   for (int64_t i = 0; i < count; ++i) {
     const FileEntry& entry = table[static_cast<size_t>(i)];
     const auto extent = file.subspan(entry.offset, PageUp(entry.bytes));
