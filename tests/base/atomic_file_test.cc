@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -79,6 +80,28 @@ TEST_F(AtomicFileTest, RefusesWhatCannotBeReplacedAndNamesIt) {
   EXPECT_NE(message(folder_ / "file" / "out").find("not a folder"), std::string::npos);
   EXPECT_FALSE(CheckReplaceable("").ok());
   EXPECT_EQ(Files(), 1);
+}
+
+// A process that replaces one file over and over is killed in the middle of it.
+TEST_F(AtomicFileTest, AKilledProcessLeavesTheOldFileOrTheNewOne) {
+  const fs::path path = folder_ / "out";
+  const std::string first(3 << 20, 'a'), second((3 << 20) + 5, 'b');
+  ASSERT_TRUE(Replace(path, first).ok());
+  for (int round = 0; round < 20; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (bool odd = true;; odd = !odd) {
+        if (!Replace(path, odd ? second : first).ok()) _exit(1);
+      }
+    }
+    usleep(static_cast<useconds_t>(1000 + 1700 * round));
+    kill(child, SIGKILL);
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status));
+    const std::string now = Read(path);
+    EXPECT_TRUE(now == first || now == second) << round << ": " << now.size();
+  }
 }
 
 TEST_F(AtomicFileTest, AnErrorLeavesTheOldFile) {
