@@ -10,6 +10,31 @@ namespace {
 // kv_heads, head_dim, tokens, bits of an element.
 constexpr size_t kRowsNumbers = 4;
 
+void Own(AlignedBuffer bytes, SegmentImage* image) {
+  const auto owner = std::make_shared<const AlignedBuffer>(std::move(bytes));
+  image->bytes = {owner->data(), owner->size_bytes()};
+  image->owner = owner;
+}
+
+// An image without its bytes.
+SegmentImage Describe(const AnchorLayout& layout, int64_t first_position) {
+  SegmentImage image;
+  image.format = SegmentFormat::kAnchor;
+  image.version = kAnchorVersion;
+  image.first_position = first_position;
+  image.numbers = AnchorNumbers(layout);
+  return image;
+}
+
+SegmentImage Describe(const SpectralLayout& layout, int64_t first_position) {
+  SegmentImage image;
+  image.format = SegmentFormat::kSpectral;
+  image.version = kSpectralVersion;
+  image.first_position = first_position;
+  image.numbers = SpectralNumbers(layout);
+  return image;
+}
+
 Status CheckRowsImage(const SegmentImage& image, int kv_heads, int head_dim) {
   AKV_RETURN_IF_ERROR(CheckShape(image, kRowsNumbers, kv_heads, head_dim));
   const int64_t bits = image.numbers[3];
@@ -69,9 +94,19 @@ SegmentImage RowsImage(int kv_heads, int head_dim, int64_t tokens, DenseType typ
   image.format = SegmentFormat::kRows;
   image.version = kRowsVersion;
   image.numbers = {kv_heads, head_dim, tokens, type == DenseType::kF16 ? 16 : 32};
-  const auto owner = std::make_shared<const AlignedBuffer>(std::move(rows));
-  image.bytes = {owner->data(), owner->size_bytes()};
-  image.owner = owner;
+  Own(std::move(rows), &image);
+  return image;
+}
+
+SegmentImage PackedImage(const AnchorLayout& layout, int64_t first_position, AlignedBuffer bytes) {
+  SegmentImage image = Describe(layout, first_position);
+  Own(std::move(bytes), &image);
+  return image;
+}
+
+SegmentImage PackedImage(const SpectralLayout& layout, int64_t first_position, AlignedBuffer bytes) {
+  SegmentImage image = Describe(layout, first_position);
+  Own(std::move(bytes), &image);
   return image;
 }
 
@@ -82,19 +117,14 @@ DenseType RowsType(const SegmentImage& image) noexcept {
 Result<SegmentImage> ImageOf(std::shared_ptr<const StoredSegment> segment) {
   SegmentImage image;
   if (const auto* anchor = dynamic_cast<const AnchorSegment*>(segment.get())) {
-    image.format = SegmentFormat::kAnchor;
-    image.version = kAnchorVersion;
-    image.numbers = AnchorNumbers(anchor->layout());
+    image = Describe(anchor->layout(), anchor->first_position());
     image.bytes = {anchor->bytes().data(), anchor->bytes().size_bytes()};
   } else if (const auto* spectral = dynamic_cast<const SpectralSegment*>(segment.get())) {
-    image.format = SegmentFormat::kSpectral;
-    image.version = kSpectralVersion;
-    image.numbers = SpectralNumbers(spectral->layout());
+    image = Describe(spectral->layout(), spectral->first_position());
     image.bytes = {spectral->bytes().data(), spectral->bytes().size_bytes()};
   } else {
     return Unsupported("segments of this method cannot be stored; those of the profiles paper, blend and adaptive can");
   }
-  image.first_position = segment->first_position();
   image.owner = std::move(segment);
   return image;
 }

@@ -44,7 +44,11 @@ struct SegmentImage {
 // Exact rows of one layer. `rows` owns them; kRows.
 SegmentImage RowsImage(int kv_heads, int head_dim, int64_t tokens, DenseType type, AlignedBuffer rows);
 
-// What a compressed segment holds; the image keeps the segment alive. kUnsupported for segments of other methods than
+// Compressed bytes, owned by the image.
+SegmentImage PackedImage(const AnchorLayout& layout, int64_t first_position, AlignedBuffer bytes);
+SegmentImage PackedImage(const SpectralLayout& layout, int64_t first_position, AlignedBuffer bytes);
+
+// What a compressed segment in host memory holds; the image keeps the segment alive. kUnsupported for segments of other methods than
 // this project's own.
 Result<SegmentImage> ImageOf(std::shared_ptr<const StoredSegment> segment);
 
