@@ -12,4 +12,11 @@ uint64_t Checksum(std::span<const std::byte> bytes) noexcept;
 // Of `first` and `second` as if they followed each other.
 uint64_t Checksum(std::span<const std::byte> first, std::span<const std::byte> second) noexcept;
 
+// The same with 128 bits.
+struct WideChecksum {
+  uint64_t high = 0;
+  uint64_t low = 0;
+};
+WideChecksum ChecksumWide(std::span<const std::byte> first, std::span<const std::byte> second) noexcept;
+
 }  // namespace anchorkv
