@@ -166,8 +166,8 @@ int Inspect(const InspectOptions& options) {
 }  // namespace
 
 void AddInspectCommand(CLI::App* app, Action* action) {
-  CLI::App* inspect =
-      app->add_subcommand("inspect", "What a model would compress, without loading weights; what a stored context holds");
+  CLI::App* inspect = app->add_subcommand(
+      "inspect", "What a model would compress, without loading weights; what a stored context holds");
   const auto options = std::make_shared<InspectOptions>();
   inspect->add_option("file", options->stored, "A file of anchorkv compress; with -m, whether it is for this model")
       ->type_name("FILE");

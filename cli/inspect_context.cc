@@ -89,8 +89,7 @@ void PrintContext(const Json& json, const StoredContext& context) {
   const auto bytes = [&](const char* key) { return FormatBytes(static_cast<double>(json[key].get<int64_t>())); };
   const ModelFingerprint& model = context.model;
   fmt::print("file:     {}, {}, written by {}\n", json["file"].get<std::string>(), bytes("file_bytes"), context.writer);
-  fmt::print("document: {}, {} tokens\n", context.source.empty() ? "(no name)" : context.source,
-             context.tokens.size());
+  fmt::print("document: {}, {} tokens\n", context.source.empty() ? "(no name)" : context.source, context.tokens.size());
   fmt::print("model:    {}\n", Describe(model));
   fmt::print("          metadata {}, tensors {}, weights {}\n", Hash(model.metadata), Hash(model.tensors),
              Hash(model.weights));
@@ -103,7 +102,8 @@ void PrintContext(const Json& json, const StoredContext& context) {
   if (context.config.compress) {
     std::string options;
     for (const auto& [name, value] : json["options"].items()) {
-      options += (options.empty() ? "" : ", ") + name + " " + (value.is_string() ? value.get<std::string>() : value.dump());
+      options +=
+          (options.empty() ? "" : ", ") + name + " " + (value.is_string() ? value.get<std::string>() : value.dump());
     }
     fmt::print("options:  {}{}\n", options,
                context.compressed() ? "" : fmt::format("; {}", WhyNotCompressed(context.config, 0, json["tokens"])));

@@ -137,7 +137,8 @@ void AddRunOptions(CLI::App* app, RunOptions* o) {
 void AddCompressOptions(CLI::App* app, RunOptions* o) {
   AddModel(app, o);
   AddDocument(app, o)->required();
-  app->add_option("-o,--output", o->output, "The file to write; one that is there is replaced when the new one is complete")
+  app->add_option("-o,--output", o->output,
+                  "The file to write; one that is there is replaced when the new one is complete")
       ->required()
       ->type_name("FILE");
   AddSystemPrompt(app, o);

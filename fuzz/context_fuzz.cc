@@ -114,9 +114,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     file = Rebuilt(*original, &in);
   }
   const Result<StoredContext> context = test::Parse(file);
-  const bool same =
-      file->size_bytes() == original->size_bytes() &&
-      std::equal(file->data(), file->data() + file->size_bytes(), original->data(), original->data() + original->size_bytes());
+  const bool same = file->size_bytes() == original->size_bytes() &&
+                    std::equal(file->data(), file->data() + file->size_bytes(), original->data(),
+                               original->data() + original->size_bytes());
   FUZZ_CHECK(context.ok() || !context.status().message().empty());
   FUZZ_CHECK(!raw || context.ok() == same);  // checksums find every change
   if (context.ok()) Use(*context);

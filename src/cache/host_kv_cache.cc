@@ -361,8 +361,7 @@ Status HostKvCache::AddPromptLayerDense(int layer, HeadsView<const float> keys_a
 }
 
 Status HostKvCache::AddPromptRows(int layer, int64_t prompt_tokens, std::span<const std::byte> rows) {
-  Status status =
-      GuardAllocation("a prompt's layer", [&] { return impl_->AddRows(layer, prompt_tokens, rows); });
+  Status status = GuardAllocation("a prompt's layer", [&] { return impl_->AddRows(layer, prompt_tokens, rows); });
   if (!status.ok()) impl_->DropPrompt();
   return status;
 }

@@ -122,8 +122,8 @@ class Engine {
   virtual Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const = 0;
 
   // --- Prompts on disk (store/context.h).
-  // The bytes of every layer of a cache that holds one prompt and nothing else, compressed or exact. The images may share
-  // the cache's memory; later steps do not change them. kInvalidArgument when the cache holds anything else.
+  // The bytes of every layer of a cache that holds one prompt and nothing else, compressed or exact. The images may
+  // share the cache's memory; later steps do not change them. kInvalidArgument when the cache holds anything else.
   virtual Result<std::vector<SegmentImage>> Save(const KvCache& cache) const = 0;
   // A cache that holds such a prompt of this model, ready for Append. `config` has this model's shape. The images must
   // have passed CheckImage; the cache keeps what it needs of them. On the CPU compressed bytes stay where they are, so

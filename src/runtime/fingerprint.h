@@ -8,7 +8,8 @@
 
 namespace anchorkv {
 
-// Hashes a GGUF model, all parts of a split one. Reads the whole file (the pages that loading the weights needs anyhow).
+// Hashes a GGUF model, all parts of a split one. Reads the whole file (the pages that loading the weights needs
+// anyhow).
 // - `tensors`: every tensor's name, type and shape, sorted by name;
 // - `weights`: every tensor's name and bytes, sorted by name;
 // - `metadata`: every key that the model or its tokenizer is run by: not general.* (names, links; the architecture does

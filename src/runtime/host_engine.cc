@@ -158,8 +158,7 @@ Result<std::vector<SegmentImage>> HostEngine::Save(const KvCache& cache) const {
       layers.push_back(std::move(image));
     } else {
       AKV_ASSIGN_OR_RETURN(AlignedBuffer rows, own->CopyTail(l));
-      layers.push_back(
-          RowsImage(config.kv_heads, config.head_dim, own->tokens(), config.tail_type, std::move(rows)));
+      layers.push_back(RowsImage(config.kv_heads, config.head_dim, own->tokens(), config.tail_type, std::move(rows)));
     }
   }
   return layers;
@@ -181,8 +180,7 @@ Result<std::unique_ptr<KvCache>> HostEngine::Restore(const CacheConfig& config,
     AKV_ASSIGN_OR_RETURN(auto segment, SegmentOf(image, *parts_.backend, *rope_));
     segments.push_back(std::move(segment));
   }
-  AKV_ASSIGN_OR_RETURN(auto cache,
-                       HostKvCache::MakeFromSegments(config, rope_, parts_.backend, std::move(segments)));
+  AKV_ASSIGN_OR_RETURN(auto cache, HostKvCache::MakeFromSegments(config, rope_, parts_.backend, std::move(segments)));
   AKV_RETURN_IF_ERROR(CheckCache(cache.get()));
   return std::unique_ptr<KvCache>(std::move(cache));
 }

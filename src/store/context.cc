@@ -21,7 +21,7 @@ constexpr uint32_t kPropertiesKind = SectionKind("PROP");
 constexpr uint32_t kTokensKind = SectionKind("TOKN");
 constexpr uint32_t kLayersKind = SectionKind("LAYR");
 constexpr uint32_t kBytesKind = SectionKind("BYTE");
-constexpr size_t kMaxNumbers = 64;  // of a layer
+constexpr size_t kMaxNumbers = 64;           // of a layer
 constexpr int64_t kParallelBytes = 1 << 20;  // less is not worth waking threads
 
 std::string LayerName(size_t layer) { return "layer " + std::to_string(layer); }
@@ -54,7 +54,8 @@ Status ReadLayers(std::span<const std::byte> bytes, std::vector<SegmentImage>* l
     layer.version = in.Number<uint32_t>();
     layer.first_position = in.Number<int64_t>();
     const auto numbers = in.Number<uint32_t>();
-    if (numbers > kMaxNumbers) return DataLoss(LayerName(l) + " is described by " + std::to_string(numbers) + " numbers");
+    if (numbers > kMaxNumbers)
+      return DataLoss(LayerName(l) + " is described by " + std::to_string(numbers) + " numbers");
     for (uint32_t i = 0; i < numbers; ++i) layer.numbers.push_back(in.Number<int64_t>());
     layers->push_back(std::move(layer));
   }

@@ -45,8 +45,9 @@ class ContextStore {
   // kNotFound when there is none, kDataLoss when it is damaged. The context lives as long as it is held, whatever
   // happens to the store. Using one makes it the most recent.
   virtual Result<std::shared_ptr<const StoredContext>> Get(const ContextKey& key) = 0;
-  // Keeps a context, in place of one with the same key; the least recently used ones go until it fits. kInfeasible names
-  // the sizes when it cannot fit. Ones in use (by others than the store) do not go: their memory would not be freed.
+  // Keeps a context, in place of one with the same key; the least recently used ones go until it fits. kInfeasible
+  // names the sizes when it cannot fit. Ones in use (by others than the store) do not go: their memory would not be
+  // freed.
   virtual Status Put(const ContextKey& key, std::shared_ptr<const StoredContext> context) = 0;
   // kNotFound when there is none.
   virtual Status Remove(const ContextKey& key) = 0;

@@ -24,8 +24,8 @@ class Properties {
 
   void Set(std::string name, std::string value) { values_[std::move(name)] = std::move(value); }
   void Set(std::string name, int64_t value) { Set(std::move(name), std::to_string(value)); }
-  void SetReal(std::string name, double value);         // read back as the same bits
-  void SetHash(std::string name, uint64_t value);       // 16 hexadecimal digits
+  void SetReal(std::string name, double value);    // read back as the same bits
+  void SetHash(std::string name, uint64_t value);  // 16 hexadecimal digits
 
   // Leave *value as it is where there is no such name; kDataLoss for a value of another kind or outside [min, max].
   Status Get(std::string_view name, std::string* value) const;

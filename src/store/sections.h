@@ -72,8 +72,8 @@ class SectionImage {
   uint64_t total_bytes() const noexcept { return total_bytes_; }
 
  private:
-  std::vector<std::byte> head_;                       // header, table, filling
-  std::vector<std::unique_ptr<std::byte[]>> fill_;    // the last, partial page of a section with its filling
+  std::vector<std::byte> head_;                     // header, table, filling
+  std::vector<std::unique_ptr<std::byte[]>> fill_;  // the last, partial page of a section with its filling
   std::vector<std::span<const std::byte>> pieces_;
   uint64_t total_bytes_ = 0;
 };

@@ -136,19 +136,17 @@ Status CheckImage(const SegmentImage& image, int kv_heads, int head_dim) {
   if (known(SegmentFormat::kRows, kRowsVersion)) return CheckRowsImage(image, kv_heads, head_dim);
   if (known(SegmentFormat::kAnchor, kAnchorVersion)) return CheckAnchorImage(image, kv_heads, head_dim);
   if (known(SegmentFormat::kSpectral, kSpectralVersion)) return CheckSpectralImage(image, kv_heads, head_dim);
-  return Unsupported("its segment format is " + FormatName(image.format) + " version " +
-                     std::to_string(image.version) + "; this program reads rows " + std::to_string(kRowsVersion) +
-                     ", anchor " + std::to_string(kAnchorVersion) + " and adaptive " +
-                     std::to_string(kSpectralVersion));
+  return Unsupported("its segment format is " + FormatName(image.format) + " version " + std::to_string(image.version) +
+                     "; this program reads rows " + std::to_string(kRowsVersion) + ", anchor " +
+                     std::to_string(kAnchorVersion) + " and adaptive " + std::to_string(kSpectralVersion));
 }
 
 Result<std::shared_ptr<const Segment>> SegmentOf(const SegmentImage& image, const Backend& backend,
                                                  const RopeTable& rope) {
   switch (image.format) {
     case SegmentFormat::kAnchor:
-      return std::shared_ptr<const Segment>(
-          std::make_shared<AnchorSegment>(AnchorLayoutOf(image), AlignedBuffer::Share(image.owner, image.bytes),
-                                          image.first_position, backend, rope));
+      return std::shared_ptr<const Segment>(std::make_shared<AnchorSegment>(
+          AnchorLayoutOf(image), AlignedBuffer::Share(image.owner, image.bytes), image.first_position, backend, rope));
     case SegmentFormat::kSpectral:
       return std::shared_ptr<const Segment>(
           std::make_shared<SpectralSegment>(SpectralLayoutOf(image), AlignedBuffer::Share(image.owner, image.bytes),

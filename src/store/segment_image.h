@@ -18,8 +18,8 @@
 namespace anchorkv {
 
 enum class SegmentFormat : uint32_t {
-  kRows = 1,    // exact keys (after RoPE) and values, [2, kv_heads, tokens, head_dim]
-  kAnchor = 2,  // format/anchor_layout.h
+  kRows = 1,      // exact keys (after RoPE) and values, [2, kv_heads, tokens, head_dim]
+  kAnchor = 2,    // format/anchor_layout.h
   kSpectral = 3,  // format/spectral_layout.h
 };
 // "rows", "anchor", "adaptive", or a number.
@@ -34,9 +34,9 @@ struct SegmentImage {
   SegmentFormat format = SegmentFormat::kRows;
   uint32_t version = 0;
   int64_t first_position = 0;
-  std::vector<int64_t> numbers;         // kv_heads, head_dim, tokens, then what the format needs
-  std::span<const std::byte> bytes;     // aligned to 64
-  std::shared_ptr<const void> owner;    // keeps `bytes` alive
+  std::vector<int64_t> numbers;       // kv_heads, head_dim, tokens, then what the format needs
+  std::span<const std::byte> bytes;   // aligned to 64
+  std::shared_ptr<const void> owner;  // keeps `bytes` alive
 
   int64_t tokens() const noexcept { return numbers.size() > 2 ? numbers[2] : 0; }
 };
@@ -48,12 +48,12 @@ SegmentImage RowsImage(int kv_heads, int head_dim, int64_t tokens, DenseType typ
 SegmentImage PackedImage(const AnchorLayout& layout, int64_t first_position, AlignedBuffer bytes);
 SegmentImage PackedImage(const SpectralLayout& layout, int64_t first_position, AlignedBuffer bytes);
 
-// What a compressed segment in host memory holds; the image keeps the segment alive. kUnsupported for segments of other methods than
-// this project's own.
+// What a compressed segment in host memory holds; the image keeps the segment alive. kUnsupported for segments of other
+// methods than this project's own.
 Result<SegmentImage> ImageOf(std::shared_ptr<const StoredSegment> segment);
 
-// Checks everything that attention relies on: numbers, sizes and every index in the bytes. kDataLoss says what is wrong,
-// kUnsupported names a format or version that this program does not read.
+// Checks everything that attention relies on: numbers, sizes and every index in the bytes. kDataLoss says what is
+// wrong, kUnsupported names a format or version that this program does not read.
 Status CheckImage(const SegmentImage& image, int kv_heads, int head_dim);
 
 // The segment whose bytes the image holds (kAnchor, kSpectral); they are not copied. The image must have passed

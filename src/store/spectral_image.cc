@@ -80,7 +80,11 @@ Status CheckTiles(const SpectralView& view, Side side, int head) {
 }  // namespace
 
 std::vector<int64_t> SpectralNumbers(const SpectralLayout& layout) {
-  return {layout.kv_heads, layout.head_dim, layout.tokens, layout.exact, layout.value_basis ? 1 : 0,
+  return {layout.kv_heads,
+          layout.head_dim,
+          layout.tokens,
+          layout.exact,
+          layout.value_basis ? 1 : 0,
           static_cast<int64_t>(layout.total_bytes - layout.codes)};
 }
 

@@ -61,10 +61,9 @@ class StoredTest : public testing::Test {
     return RunProgram(Join({"ask", file_, "-m", SmolLm2().string(), "-t", "1", "-n", "6", "--json"}, more));
   }
   std::vector<Json> Run(const std::vector<std::string>& more) {
-    const ProgramResult result =
-        RunProgram(Join({"run", "-m", SmolLm2().string(), "-f", document_, "--kv-min-tokens", "64", "-t", "1", "-n",
-                         "6", "--json"},
-                        more));
+    const ProgramResult result = RunProgram(Join(
+        {"run", "-m", SmolLm2().string(), "-f", document_, "--kv-min-tokens", "64", "-t", "1", "-n", "6", "--json"},
+        more));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return Lines(result.out);
   }
@@ -79,8 +78,8 @@ class StoredTest : public testing::Test {
   std::string document_, file_;
 };
 
-const std::vector<std::string> kQuestions = {"-p", "How many ships came in 1807?", "-p", "Name the harbour.",
-                                             "-s", "5",                            "--temp", "0.7"};
+const std::vector<std::string> kQuestions = {
+    "-p", "How many ships came in 1807?", "-p", "Name the harbour.", "-s", "5", "--temp", "0.7"};
 
 TEST_F(StoredTest, AnswersAreThoseOfRun) {
   const std::vector<std::vector<std::string>> options = {
@@ -141,9 +140,9 @@ TEST_F(StoredTest, InspectShowsWhatIsInAFile) {
   EXPECT_EQ(json["options"]["anchors"], 40);
   EXPECT_EQ(json["options"]["theta"], 0.25);
   EXPECT_EQ(json["file_bytes"], std::filesystem::file_size(file_));
-  EXPECT_EQ(json["file_bytes"].get<int64_t>(), json["segment_bytes"].get<int64_t>() +
-                                                   json["token_bytes"].get<int64_t>() +
-                                                   json["other_bytes"].get<int64_t>());
+  EXPECT_EQ(
+      json["file_bytes"].get<int64_t>(),
+      json["segment_bytes"].get<int64_t>() + json["token_bytes"].get<int64_t>() + json["other_bytes"].get<int64_t>());
   const ProgramResult text = RunProgram({"inspect", file_});
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("document.txt"), std::string::npos);

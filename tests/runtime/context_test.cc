@@ -1,4 +1,6 @@
 // Prompts that were stored and read again answer with the same bits; fingerprints tell models apart.
+#include "store/context.h"
+
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -8,7 +10,6 @@
 #include "runtime/fingerprint.h"
 #include "runtime/oracle.h"
 #include "runtime/tiny_model.h"
-#include "store/context.h"
 
 namespace anchorkv::test {
 namespace {

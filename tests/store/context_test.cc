@@ -88,19 +88,21 @@ TEST(Context, SegmentsOfAFileAttendAlike) {
       const auto context = Parse(FileBytes(CompressedContext(profile, shape))).value();
       for (int l = 0; l < shape.layers; ++l) {
         const LayerData data = SmallLayer(shape, l);
-        const auto original = CompressLayer(data.input(l), SmallCodec(profile, shape.tokens), ReferenceBackend()).value();
+        const auto original =
+            CompressLayer(data.input(l), SmallCodec(profile, shape.tokens), ReferenceBackend()).value();
         const auto stored = SegmentOf(context.layers[static_cast<size_t>(l)], *backend, *data.rope).value();
         const auto same = SegmentOf(ImageOf(original).value(), *backend, *data.rope).value();
         EXPECT_EQ(stored->tokens(), shape.tokens);
         EXPECT_EQ(stored->resident_bytes(), original->resident_bytes());
-        for (const Side side : {kKeys, kValues}) EXPECT_EQ(stored->residual_share(side), original->residual_share(side));
+        for (const Side side : {kKeys, kValues})
+          EXPECT_EQ(stored->residual_share(side), original->residual_share(side));
         const int rows = 3;
         const auto attend = [&](const Segment& segment, int head) {
           std::vector<float> o(static_cast<size_t>(rows * shape.head_dim)), m(rows), sum(rows);
           AlignedBuffer scratch = AlignedBuffer::Make(segment.scratch_bytes(rows), "scratch").value();
           const QueryRows queries{data.queries.data(), shape.head_dim, 0, rows, 1};
-          segment.Attend(head, queries, 0, shape.tokens, StateRows{o.data(), m.data(), sum.data(), shape.head_dim, 0, 1, 0},
-                         scratch.data());
+          segment.Attend(head, queries, 0, shape.tokens,
+                         StateRows{o.data(), m.data(), sum.data(), shape.head_dim, 0, 1, 0}, scratch.data());
           o.insert(o.end(), m.begin(), m.end());
           o.insert(o.end(), sum.begin(), sum.end());
           return o;

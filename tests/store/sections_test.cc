@@ -127,7 +127,8 @@ TEST(Sections, EveryChangedByteIsDetected) {
 
 TEST(Sections, EveryTruncationAndAnyAppendedByteAreDetected) {
   Bytes file = Example();
-  for (size_t size = 0; size < file.size(); ++size) ASSERT_FALSE(ReadSections(std::span(file).first(size)).ok()) << size;
+  for (size_t size = 0; size < file.size(); ++size)
+    ASSERT_FALSE(ReadSections(std::span(file).first(size)).ok()) << size;
   file.resize(file.size() + kFilePage);
   EXPECT_FALSE(ReadSections(file).ok());
 }

@@ -73,8 +73,7 @@ inline StoredContext ExactContext(DenseType type, const ContextShape& shape = {}
   for (int l = 0; l < shape.layers; ++l) {
     const LayerData data = SmallLayer(shape, l);
     const auto elements = static_cast<int64_t>(data.keys.size());
-    AlignedBuffer rows =
-        AlignedBuffer::Make(2 * data.keys.size() * ElementBytes(type), "a test's rows").value();
+    AlignedBuffer rows = AlignedBuffer::Make(2 * data.keys.size() * ElementBytes(type), "a test's rows").value();
     StoreElements(data.keys.data(), elements, type, rows.data());
     StoreElements(data.values.data(), elements, type, rows.data() + data.keys.size() * ElementBytes(type));
     context.layers.push_back(RowsImage(shape.kv_heads, shape.head_dim, shape.tokens, type, std::move(rows)));
