@@ -98,6 +98,7 @@ AnchorLayout AnchorLayoutOf(const SegmentImage& image) {
 Status CheckAnchorImage(const SegmentImage& image, int kv_heads, int head_dim) {
   AKV_RETURN_IF_ERROR(CheckShape(image, kNumbers, kv_heads, head_dim));
   const std::vector<int64_t>& numbers = image.numbers;
+  AKV_RETURN_IF_ERROR(CheckNumber("the head dimension's rest by 8", head_dim % 8, 0, 0));
   AKV_RETURN_IF_ERROR(CheckNumber("the number of anchors", numbers[3], 1, std::min(kMaxAnchors, image.tokens())));
   AKV_RETURN_IF_ERROR(CheckNumber("the residual code", numbers[4], 0, kHadamard | kUniform | kPreRope));
   const int64_t most = kv_heads * (image.tokens() + kValueSlotAlign);

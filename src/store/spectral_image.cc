@@ -102,6 +102,7 @@ SpectralLayout SpectralLayoutOf(const SegmentImage& image) {
 Status CheckSpectralImage(const SegmentImage& image, int kv_heads, int head_dim) {
   AKV_RETURN_IF_ERROR(CheckShape(image, kNumbers, kv_heads, head_dim));
   AKV_RETURN_IF_ERROR(CheckNumber("the head dimension", head_dim, 1, kMaxSpectralDim));
+  AKV_RETURN_IF_ERROR(CheckNumber("the head dimension's rest by 4", head_dim % kCodeGroup, 0, 0));
   AKV_RETURN_IF_ERROR(CheckNumber("the number of exact tokens", image.numbers[3], 0, image.tokens()));
   AKV_RETURN_IF_ERROR(CheckNumber("the value basis", image.numbers[4], 0, 1));
   AKV_RETURN_IF_ERROR(CheckNumber("the bytes of codes", image.numbers[5], 0, kMaxCodeBytes));

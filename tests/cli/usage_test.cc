@@ -21,8 +21,12 @@ TEST(UsageTest, HelpAndVersion) {
   const ProgramResult version = RunProgram({"--version"});
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_EQ(version.out.rfind("anchorkv ", 0), 0u) << version.out;
-  for (const std::vector<std::string>& arguments :
-       {std::vector<std::string>{"--help"}, {"run", "--help"}, {"compress", "--help"}, {"ask", "--help"}, {"estimate", "--help"}, {"inspect", "--help"}}) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--help"},
+                                                    {"run", "--help"},
+                                                    {"compress", "--help"},
+                                                    {"ask", "--help"},
+                                                    {"estimate", "--help"},
+                                                    {"inspect", "--help"}}) {
     const ProgramResult help = RunProgram(arguments);
     EXPECT_EQ(help.exit_code, 0);
     EXPECT_GT(help.out.size(), 200u);
