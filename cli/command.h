@@ -18,6 +18,8 @@ inline constexpr int kExitInterrupted = 130;  // Ctrl-C, as shells count it
 using Action = std::function<int()>;
 
 void AddRunCommand(CLI::App* app, Action* action);
+void AddCompressCommand(CLI::App* app, Action* action);
+void AddAskCommand(CLI::App* app, Action* action);
 void AddEstimateCommand(CLI::App* app, Action* action);
 void AddBenchCommand(CLI::App* app, Action* action);
 void AddInspectCommand(CLI::App* app, Action* action);

@@ -1,4 +1,5 @@
-// `anchorkv inspect`: what a model file says and what would be compressed, without loading weights.
+// `anchorkv inspect`: what a model file says and what would be compressed, without loading weights; or what a stored
+// context holds (cli/inspect_context.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "cli/command.h"
 #include "cli/document.h"
+#include "cli/inspect_context.h"
 #include "cli/kv_options.h"
 #include "cli/report.h"
 #include "codec/codec.h"
@@ -20,6 +22,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct InspectOptions {
+  std::string stored;
   std::string model;
   std::string document;
   BudgetOptions budget;
@@ -118,6 +121,11 @@ void PrintModel(const ModelInfo& info) {
 
 int Inspect(const InspectOptions& options) {
   SetModelLogs(options.verbose);
+  if (!options.stored.empty() && !options.document.empty()) {
+    return Fail("-f goes with a model; a stored context has its document already", kExitUsage);
+  }
+  if (!options.stored.empty()) return InspectContext(options.stored, options.model, options.json);
+  if (options.model.empty()) return Fail("give a model (-m FILE) or a stored context (FILE)", kExitUsage);
   const Result<double> theta = ResolveTheta(options.budget);
   if (!theta.ok()) return FailUsage(theta.status());
   const Result<Profile> profile = ResolveProfile(options.method);
@@ -158,10 +166,12 @@ int Inspect(const InspectOptions& options) {
 }  // namespace
 
 void AddInspectCommand(CLI::App* app, Action* action) {
-  CLI::App* inspect =
-      app->add_subcommand("inspect", "Shapes, RoPE and what would be compressed, without loading weights");
+  CLI::App* inspect = app->add_subcommand(
+      "inspect", "What a model would compress, without loading weights; what a stored context holds");
   const auto options = std::make_shared<InspectOptions>();
-  inspect->add_option("-m,--model", options->model, "GGUF model file")->required()->type_name("FILE");
+  inspect->add_option("file", options->stored, "A file of anchorkv compress; with -m, whether it is for this model")
+      ->type_name("FILE");
+  inspect->add_option("-m,--model", options->model, "GGUF model file")->type_name("FILE");
   inspect->add_option("-f,--file", options->document, "Count the tokens of this document too")->type_name("FILE");
   AddBudgetOptions(inspect, &options->budget);
   AddMethodOptions(inspect, &options->method);

@@ -23,6 +23,8 @@ int Main(int argc, char** argv) {
   app.option_defaults()->take_last();
   Action action;
   AddRunCommand(&app, &action);
+  AddCompressCommand(&app, &action);
+  AddAskCommand(&app, &action);
   AddEstimateCommand(&app, &action);
   AddInspectCommand(&app, &action);
   AddBenchCommand(&app, &action);

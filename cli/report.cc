@@ -57,10 +57,9 @@ std::string ReportLine(const CacheConfig& config, const ByteBill& bill, const Pe
       FormatBytes(static_cast<double>(peak.buffer_bytes)), FormatBytes(static_cast<double>(peak.process_bytes)));
 }
 
-nlohmann::ordered_json AnswerJson(const AnswerRecord& record, const CacheConfig& config, const ByteBill& bill,
-                                  int64_t peak_rss_bytes) {
+nlohmann::ordered_json CacheJson(const CacheConfig& config, const ByteBill& bill) {
   using Json = nlohmann::ordered_json;
-  Json kv = {
+  return {
       {"method", config.compress ? "anchorkv" : "full"},
       {"profile", config.compress ? Json(Name(config.codec.profile)) : Json()},
       {"theta", config.compress ? Json(config.codec.theta) : Json()},
@@ -72,12 +71,16 @@ nlohmann::ordered_json AnswerJson(const AnswerRecord& record, const CacheConfig&
       {"residual_share_k", bill.residual_share_k},
       {"residual_share_v", bill.residual_share_v},
   };
+}
+
+nlohmann::ordered_json AnswerJson(const AnswerRecord& record, const CacheConfig& config, const ByteBill& bill,
+                                  int64_t peak_rss_bytes) {
   return {
       {"question", record.question},
       {"answer", record.answer},
       {"prompt_tokens", record.prompt_tokens},
       {"generated_tokens", record.generated_tokens},
-      {"kv", std::move(kv)},
+      {"kv", CacheJson(config, bill)},
       {"timing",
        {{"prefill_s", record.prefill_s},
         {"compress_s", record.compress_s},

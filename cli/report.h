@@ -38,7 +38,8 @@ struct AnswerRecord {
   double decode_tokens_per_s = 0;
 };
 
-// `profile` and `theta` are null for the full cache.
+// What a cache holds. `profile` and `theta` are null for the full cache.
+nlohmann::ordered_json CacheJson(const CacheConfig& config, const ByteBill& bill);
 nlohmann::ordered_json AnswerJson(const AnswerRecord& record, const CacheConfig& config, const ByteBill& bill,
                                   int64_t peak_rss_bytes);
 

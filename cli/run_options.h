@@ -1,4 +1,4 @@
-// The command line of `anchorkv run`.
+// The command lines of `anchorkv run`, `compress` and `ask`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,6 +10,7 @@
 #include "cache/kv_cache.h"
 #include "cli/device_options.h"
 #include "cli/kv_options.h"
+#include "runtime/engine.h"
 #include "runtime/text.h"
 
 namespace anchorkv::cli {
@@ -17,6 +18,8 @@ namespace anchorkv::cli {
 struct RunOptions {
   std::string model;
   std::string document;  // path, "-" for standard input, empty for none
+  std::string stored;    // ask: path of a stored context
+  std::string output;    // compress: path to write
   std::vector<std::string> questions;
   std::string system;
   std::string chat_template;
@@ -41,9 +44,14 @@ struct RunOptions {
 
 // Registers the options; `options` must outlive the parsing.
 void AddRunOptions(CLI::App* app, RunOptions* options);
+// `compress` takes what concerns the document and its cache, `ask` what concerns questions and answers.
+void AddCompressOptions(CLI::App* app, RunOptions* options);
+void AddAskOptions(CLI::App* app, RunOptions* options);
 
 // Checks what concerns several options at once. kInvalidArgument.
 Status CheckRunOptions(const RunOptions& options);
+// kInvalidArgument when -c asks for more than the model was trained for.
+Status CheckContextSize(const RunOptions& options, const ModelInfo& info);
 
 // Cache behaviour as asked for; shapes are filled in from the model later. kInvalidArgument.
 Result<CacheConfig> ResolveCache(const RunOptions& options, CacheConfig shape);

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 
+#include "base/mapped_file.h"
 #include "cli/device_options.h"
 #include "cli/document.h"
 #include "cli/interrupt.h"
@@ -22,7 +23,6 @@
 #include "eval/runner.h"
 #include "eval/study.h"
 #include "eval/suites/suite.h"
-#include "runtime/mapped_file.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

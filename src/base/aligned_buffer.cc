@@ -44,9 +44,19 @@ Result<AlignedBuffer> AlignedBuffer::Make(size_t bytes, const char* what) {
   return buffer;
 }
 
+AlignedBuffer AlignedBuffer::Share(std::shared_ptr<const void> owner, std::span<const std::byte> data) noexcept {
+  AlignedBuffer buffer;
+  if (data.empty()) return buffer;
+  buffer.data_ = const_cast<std::byte*>(data.data());
+  buffer.bytes_ = data.size();
+  buffer.owner_ = std::move(owner);
+  CountAllocation(static_cast<int64_t>(data.size()));
+  return buffer;
+}
+
 AlignedBuffer::~AlignedBuffer() {
   if (data_ == nullptr) return;
-  std::free(data_);
+  if (owner_ == nullptr) std::free(data_);
   CountAllocation(-static_cast<int64_t>(bytes_));
 }
 

@@ -1,10 +1,12 @@
-// Owned, zero-filled, 64-byte aligned memory whose size is known and counted. Every large buffer of the
-// library is one of these, so that resident and peak bytes can be read from the allocator rather than
-// from a formula.
+// Zero-filled, 64-byte aligned memory whose size is known and counted, or such a stretch of memory that somebody else
+// keeps (a mapped file). Every large buffer of the library is one of these, so that resident and peak bytes can be read
+// from the allocator rather than from a formula.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <utility>
 
 #include "anchorkv/status.h"
@@ -27,11 +29,15 @@ class AlignedBuffer {
   AlignedBuffer() noexcept = default;
   // kOutOfMemory when the system has no more, naming `what`. Zero bytes give an empty buffer.
   static Result<AlignedBuffer> Make(size_t bytes, const char* what);
+  // A buffer of memory that `owner` keeps alive and that nobody may write; `data` is aligned to 64 bytes. Its bytes
+  // count like any others as long as the buffer is there.
+  static AlignedBuffer Share(std::shared_ptr<const void> owner, std::span<const std::byte> data) noexcept;
 
   AlignedBuffer(AlignedBuffer&& other) noexcept { *this = std::move(other); }
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(owner_, other.owner_);
     return *this;
   }
   AlignedBuffer(const AlignedBuffer&) = delete;
@@ -53,6 +59,7 @@ class AlignedBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  std::shared_ptr<const void> owner_;  // null: the memory is this buffer's own
 };
 
 }  // namespace anchorkv

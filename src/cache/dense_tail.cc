@@ -80,6 +80,21 @@ void DenseTail::LoadRow(Side side, int head, int64_t t, float* out) const noexce
   LoadElements(row(side, head, t), dim_, type_, out);
 }
 
+void DenseTail::StoreRows(int64_t first, int64_t count, const std::byte* in) noexcept {
+  const size_t bytes = static_cast<size_t>(count * dim_) * ElementBytes(type_);
+  for (const Side side : {kKeys, kValues}) {
+    for (int h = 0; h < heads_; ++h, in += bytes) std::memcpy(buffer_.data() + offset(side, h, first), in, bytes);
+  }
+}
+
+void DenseTail::LoadRows(int64_t first, int64_t count, std::byte* out) const noexcept {
+  if (count == 0) return;
+  const size_t bytes = static_cast<size_t>(count * dim_) * ElementBytes(type_);
+  for (const Side side : {kKeys, kValues}) {
+    for (int h = 0; h < heads_; ++h, out += bytes) std::memcpy(out, row(side, h, first), bytes);
+  }
+}
+
 Status QueryRing::Allocate() {
   AKV_ASSIGN_OR_RETURN(
       buffer_, AlignedBuffer::Make(static_cast<size_t>(window_ * heads_ * dim_) * sizeof(float), "window queries"));

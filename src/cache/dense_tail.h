@@ -31,6 +31,9 @@ class DenseTail {
   // Writes row t of one head; keys after RoPE, both [head_dim] floats.
   void StoreRow(int head, int64_t t, const float* key, const float* value) noexcept;
   void LoadRow(Side side, int head, int64_t t, float* out) const noexcept;
+  // Rows [first, first + count) of all heads as they are stored, [2, kv_heads, count, head_dim].
+  void StoreRows(int64_t first, int64_t count, const std::byte* in) noexcept;
+  void LoadRows(int64_t first, int64_t count, std::byte* out) const noexcept;
 
   DenseRows rows(int head) const noexcept { return {type_, row(kKeys, head, 0), row(kValues, head, 0), dim_}; }
   int64_t capacity() const noexcept { return capacity_; }

@@ -76,6 +76,7 @@ struct HostKvCache::Impl {
   Status AddCompressed(LayerInput input);
   Status AddDense(int layer, HeadsView<const float> keys, HeadsView<const float> values,
                   HeadsView<const float> window_queries);
+  Status AddRows(int layer, int64_t length, std::span<const std::byte> rows);
   Status Prepare(int new_tokens, int threads);
   Result<std::shared_ptr<const Segment>> CompressTailOfLayer(int layer) const;
   Status CompressTail();
@@ -191,6 +192,21 @@ Status HostKvCache::Impl::AddDense(int layer, HeadsView<const float> keys, Heads
   // Rings hold one run of positions; the shortest run of any layer counts.
   queries_from = layers_added == 0 ? end - seen : std::max(queries_from, end - seen);
   FinishPromptLayer(layer, keys.tokens, false);
+  return {};
+}
+
+Status HostKvCache::Impl::AddRows(int layer, int64_t length, std::span<const std::byte> rows) {
+  AKV_RETURN_IF_ERROR(CheckPromptLayer(layer, length, false));
+  DenseTail& tail = layers[static_cast<size_t>(layer)].tail;
+  const int64_t begin = tail_rows();
+  if (static_cast<int64_t>(rows.size()) != length * tail.row_bytes()) {
+    return InvalidArgument("a layer of " + std::to_string(length) + " exact tokens has " +
+                           std::to_string(length * tail.row_bytes()) + " bytes, not " + std::to_string(rows.size()));
+  }
+  AKV_RETURN_IF_ERROR(tail.Reserve(begin + length, begin));
+  tail.StoreRows(begin, length, rows.data());
+  queries_from = tokens + length;  // the window's queries are not part of what is stored
+  FinishPromptLayer(layer, length, false);
   return {};
 }
 
@@ -344,6 +360,12 @@ Status HostKvCache::AddPromptLayerDense(int layer, HeadsView<const float> keys_a
   return status;
 }
 
+Status HostKvCache::AddPromptRows(int layer, int64_t prompt_tokens, std::span<const std::byte> rows) {
+  Status status = GuardAllocation("a prompt's layer", [&] { return impl_->AddRows(layer, prompt_tokens, rows); });
+  if (!status.ok()) impl_->DropPrompt();
+  return status;
+}
+
 Status HostKvCache::PrepareStep(int new_tokens, int threads) {
   return GuardAllocation("a step", [&] { return impl_->Prepare(new_tokens, threads); });
 }
@@ -454,6 +476,15 @@ ByteBill HostKvCache::bill() const {
 
 const std::vector<std::shared_ptr<const Segment>>& HostKvCache::segments(int layer) const noexcept {
   return impl_->layers[static_cast<size_t>(layer)].segments;
+}
+
+Result<AlignedBuffer> HostKvCache::CopyTail(int layer) const {
+  const DenseTail& tail = impl_->layers[static_cast<size_t>(layer)].tail;
+  const int64_t rows = impl_->tail_rows();
+  AKV_ASSIGN_OR_RETURN(AlignedBuffer out,
+                       AlignedBuffer::Make(static_cast<size_t>(rows * tail.row_bytes()), "a layer's exact tokens"));
+  tail.LoadRows(0, rows, out.data());
+  return out;
 }
 
 }  // namespace anchorkv

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "anchorkv/rope.h"
@@ -49,6 +50,9 @@ class HostKvCache final : public KvCache {
   Status AddPromptLayerDense(int layer, HeadsView<const float> keys_after_rope, HeadsView<const float> values,
                              HeadsView<const float> window_queries);
 
+  // Caches that stay exact, from a stored prompt: a layer's rows as CopyTail gives them, of config().tail_type.
+  Status AddPromptRows(int layer, int64_t prompt_tokens, std::span<const std::byte> rows);
+
   // --- Steps. Makes room for `new_tokens` more tokens in every tail, plans the attention of that many
   // queries and sizes the workspace for `threads` threads. The only allocation of a step; pointers stay
   // valid until the next call.
@@ -62,8 +66,11 @@ class HostKvCache final : public KvCache {
   // Ends the step: tokens() grows by new_tokens.
   void CommitStep() noexcept;
 
-  // Segments of a layer, for tests and inspection.
+  // Segments of a layer, for storing, tests and inspection.
   const std::vector<std::shared_ptr<const Segment>>& segments(int layer) const noexcept;
+  // The exact tokens behind them, [2, kv_heads, tokens() - compressed_tokens(), head_dim] keys (after RoPE) and values
+  // of config().tail_type. kOutOfMemory.
+  Result<AlignedBuffer> CopyTail(int layer) const;
 
  private:
   HostKvCache();

@@ -118,6 +118,27 @@ Status Engine::CheckEmptyCache(const KvCache* cache) const {
                          " tokens");
 }
 
+Status Engine::CheckOnePrompt(const KvCache& cache, size_t segments) const {
+  const int64_t tokens = cache.tokens();
+  const int64_t compressed = cache.compressed_tokens();
+  if (tokens > 0 && (compressed == 0 || (compressed == tokens && segments == 1))) return Status();
+  return InvalidArgument("only a cache that holds one prompt can be stored; this one holds " + std::to_string(tokens) +
+                         " tokens, " + std::to_string(compressed) + " of them in " + std::to_string(segments) +
+                         " segments");
+}
+
+Status Engine::CheckImages(const CacheConfig& config, std::span<const SegmentImage> layers) const {
+  if (layers.empty() || layers.size() != static_cast<size_t>(config.layers)) {
+    return InvalidArgument(std::to_string(layers.size()) + " stored layers for a cache of " +
+                           std::to_string(config.layers));
+  }
+  if (layers.front().tokens() > rope_->max_position()) {
+    return InvalidArgument("the stored prompt has " + std::to_string(layers.front().tokens()) +
+                           " tokens; the context holds " + std::to_string(rope_->max_position()));
+  }
+  return Status();
+}
+
 Status Engine::CheckObservations(const Observations& observations) const {
   return CheckRange("the window", observations.window, 0, kMaxWindow);
 }

@@ -15,6 +15,7 @@
 #include "cache/kv_cache.h"
 #include "segment/observations.h"
 #include "segment/segment.h"
+#include "store/segment_image.h"
 
 namespace anchorkv {
 
@@ -120,6 +121,16 @@ class Engine {
   // An exact cache with the record's keys and values (16-bit, as `--kv full` holds them).
   virtual Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const = 0;
 
+  // --- Prompts on disk (store/context.h).
+  // The bytes of every layer of a cache that holds one prompt and nothing else, compressed or exact. The images may
+  // share the cache's memory; later steps do not change them. kInvalidArgument when the cache holds anything else.
+  virtual Result<std::vector<SegmentImage>> Save(const KvCache& cache) const = 0;
+  // A cache that holds such a prompt of this model, ready for Append. `config` has this model's shape. The images must
+  // have passed CheckImage; the cache keeps what it needs of them. On the CPU compressed bytes stay where they are, so
+  // that a mapped file is attended without a copy.
+  virtual Result<std::unique_ptr<KvCache>> Restore(const CacheConfig& config,
+                                                   std::span<const SegmentImage> layers) const = 0;
+
   // Bytes that the last Prefill held besides the caches; all of them were freed at its end.
   struct MemoryUse {
     int64_t hidden_bytes = 0;       // hidden states of all tokens
@@ -141,6 +152,9 @@ class Engine {
   Status CheckCache(const KvCache* cache) const;
   // An empty cache to be filled by Prefill.
   Status CheckEmptyCache(const KvCache* cache) const;
+  // What Save and Restore ask for. `segments`: how many a layer has.
+  Status CheckOnePrompt(const KvCache& cache, size_t segments) const;
+  Status CheckImages(const CacheConfig& config, std::span<const SegmentImage> layers) const;
   Status CheckObservations(const Observations& observations) const;
   // The frame of ObserveReconstruction: observe(prompt, weights) merges what one prompt shows into the weights,
   // [kv_heads, record_tokens] per layer.

@@ -46,6 +46,8 @@ class GgufFile {
   Status Read(const std::string& key, Need need, double* value) const;
   Status Read(const std::string& key, Need need, bool* value) const;
   Status Read(const std::string& key, Need need, std::string* value) const;
+  // All keys, of the first part.
+  const gguf_context* metadata() const noexcept { return metadata_.get(); }
   // Elements of an array key, or -1 if there is no such array.
   int64_t ArrayLength(const std::string& key) const noexcept;
 

@@ -145,6 +145,46 @@ Result<std::unique_ptr<KvCache>> HostEngine::MakeDenseCache(const PromptRecord& 
   return std::unique_ptr<KvCache>(std::move(cache));
 }
 
+Result<std::vector<SegmentImage>> HostEngine::Save(const KvCache& cache) const {
+  AKV_RETURN_IF_ERROR(CheckCache(&cache));
+  const auto* own = dynamic_cast<const HostKvCache*>(&cache);
+  if (own == nullptr) return InvalidArgument("the cache is not in host memory");
+  AKV_RETURN_IF_ERROR(CheckOnePrompt(*own, own->segments(0).size()));
+  const CacheConfig& config = own->config();
+  std::vector<SegmentImage> layers;
+  for (int l = 0; l < config.layers; ++l) {
+    if (own->compressed_tokens() > 0) {
+      AKV_ASSIGN_OR_RETURN(SegmentImage image, ImageOf(own->segments(l).front()));
+      layers.push_back(std::move(image));
+    } else {
+      AKV_ASSIGN_OR_RETURN(AlignedBuffer rows, own->CopyTail(l));
+      layers.push_back(RowsImage(config.kv_heads, config.head_dim, own->tokens(), config.tail_type, std::move(rows)));
+    }
+  }
+  return layers;
+}
+
+Result<std::unique_ptr<KvCache>> HostEngine::Restore(const CacheConfig& config,
+                                                     std::span<const SegmentImage> layers) const {
+  AKV_RETURN_IF_ERROR(CheckImages(config, layers));
+  if (layers.front().format == SegmentFormat::kRows) {
+    AKV_ASSIGN_OR_RETURN(std::unique_ptr<HostKvCache> cache, MakeHostCache(config));
+    AKV_RETURN_IF_ERROR(CheckCache(cache.get()));
+    for (size_t l = 0; l < layers.size(); ++l) {
+      AKV_RETURN_IF_ERROR(cache->AddPromptRows(static_cast<int>(l), layers[l].tokens(), layers[l].bytes));
+    }
+    return std::unique_ptr<KvCache>(std::move(cache));
+  }
+  std::vector<std::shared_ptr<const Segment>> segments;
+  for (const SegmentImage& image : layers) {
+    AKV_ASSIGN_OR_RETURN(auto segment, SegmentOf(image, *parts_.backend, *rope_));
+    segments.push_back(std::move(segment));
+  }
+  AKV_ASSIGN_OR_RETURN(auto cache, HostKvCache::MakeFromSegments(config, rope_, parts_.backend, std::move(segments)));
+  AKV_RETURN_IF_ERROR(CheckCache(cache.get()));
+  return std::unique_ptr<KvCache>(std::move(cache));
+}
+
 Status HostEngine::Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits,
                           bool all_logits) {
   AKV_ASSIGN_OR_RETURN(HostKvCache* const own, Own(cache));

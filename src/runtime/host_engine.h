@@ -34,6 +34,9 @@ class HostEngine final : public Engine {
   Result<StoredSegments> Compress(const PromptRecord& record, const CodecOptions& options) const override;
   Result<std::unique_ptr<KvCache>> MakeCache(StoredSegments segments) const override;
   Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const override;
+  Result<std::vector<SegmentImage>> Save(const KvCache& cache) const override;
+  Result<std::unique_ptr<KvCache>> Restore(const CacheConfig& config,
+                                           std::span<const SegmentImage> layers) const override;
   MemoryUse prefill_memory() const noexcept override { return prefill_memory_; }
   Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) override;
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "anchorkv/status.h"
+#include "base/mapped_file.h"
 #include "ggml-cpp.h"
 #include "runtime/gguf_file.h"
-#include "runtime/mapped_file.h"
 #include "runtime/model_spec.h"
 
 namespace anchorkv {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -38,6 +39,26 @@ TEST(AlignedBuffer, MovesOwnership) {
   b = AlignedBuffer();
   c = AlignedBuffer();
   a = AlignedBuffer();
+  EXPECT_EQ(GetAllocationStats().current_bytes, before);
+}
+
+TEST(AlignedBuffer, SharedMemoryIsCountedAndKeptWithoutACopy) {
+  const int64_t before = GetAllocationStats().current_bytes;
+  auto owner = std::make_shared<std::vector<std::byte>>(128);
+  const std::weak_ptr<std::vector<std::byte>> watch = owner;
+  {
+    AlignedBuffer first = AlignedBuffer::Share(owner, {owner->data(), 100});
+    AlignedBuffer second = AlignedBuffer::Share(owner, {owner->data(), 28});
+    EXPECT_EQ(first.data(), owner->data());
+    EXPECT_EQ(first.size_bytes(), 100u);
+    EXPECT_EQ(GetAllocationStats().current_bytes - before, 128);
+    owner.reset();
+    AlignedBuffer moved = std::move(first);
+    second = AlignedBuffer::Make(64, "test").value();
+    EXPECT_FALSE(watch.expired());
+    EXPECT_EQ(moved.size_bytes(), 100u);
+  }
+  EXPECT_TRUE(watch.expired());
   EXPECT_EQ(GetAllocationStats().current_bytes, before);
 }
 

@@ -21,8 +21,12 @@ TEST(UsageTest, HelpAndVersion) {
   const ProgramResult version = RunProgram({"--version"});
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_EQ(version.out.rfind("anchorkv ", 0), 0u) << version.out;
-  for (const std::vector<std::string>& arguments :
-       {std::vector<std::string>{"--help"}, {"run", "--help"}, {"estimate", "--help"}, {"inspect", "--help"}}) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--help"},
+                                                    {"run", "--help"},
+                                                    {"compress", "--help"},
+                                                    {"ask", "--help"},
+                                                    {"estimate", "--help"},
+                                                    {"inspect", "--help"}}) {
     const ProgramResult help = RunProgram(arguments);
     EXPECT_EQ(help.exit_code, 0);
     EXPECT_GT(help.out.size(), 200u);
@@ -48,6 +52,19 @@ TEST(UsageTest, FlagsAndValues) {
   ExpectUsageError({"run", "-m", "x", "-p", "q", "--device", "gpu"}, {"gpu", "cpu", "cuda"});
   ExpectUsageError({"run", "-m", "x", "-p", "q", "--unknown"}, {"--unknown"});
   ExpectUsageError({"run", "-m", "x", "-p"}, {"--prompt"});
+}
+
+TEST(UsageTest, StoredContexts) {
+  ExpectUsageError({"compress", "-m", "x", "-o", "y"}, {"--file"});
+  ExpectUsageError({"compress", "-m", "x", "-f", "y"}, {"--output"});
+  ExpectUsageError({"compress", "-m", "x", "-f", "y", "-o", "z", "-p", "q"}, {"-p"});
+  ExpectUsageError({"compress", "-m", "x", "-f", "y", "-o", "z", "--kv-ratio", "0"}, {"--kv-ratio"});
+  ExpectUsageError({"compress", "-m", "x", "-f", "y", "-o", "z", "-sys", " "}, {"system message", "empty"});
+  ExpectUsageError({"ask", "-m", "x", "-p", "q"}, {"file"});
+  ExpectUsageError({"ask", "x.akv", "-p", "q"}, {"--model"});
+  ExpectUsageError({"ask", "x.akv", "-m", "y", "-p", "q", "--kv-ratio", "8"}, {"--kv-ratio"});
+  ExpectUsageError({"ask", "x.akv", "-m", "y", "-p", ""}, {"question", "empty"});
+  ExpectUsageError({"inspect"}, {"-m FILE"});
 }
 
 TEST(UsageTest, ErrorsPointToTheHelpThatListsTheOptions) {

@@ -378,6 +378,44 @@ TEST_P(CudaEngine, BaselinesAnswerAsOnTheCpu) {
   }
 }
 
+// A prompt that was saved on the GPU continues there with the same bits, and on the CPU with close ones.
+TEST_P(CudaEngine, StoredPromptsGoOnOnBothDevices) {
+  for (const char* what : {"blend", "adaptive", "exact"}) {
+    SCOPED_TRACE(what);
+    CacheConfig config = device_->cache_config();
+    config.compress = std::string(what) != "exact";
+    config.min_tokens = 16;
+    if (config.compress) config.codec = CodecOptions::ForProfile(ParseProfile(what).value());
+    config.codec.theta = .9;
+    config.codec.window = 8;
+    config.codec.anchors = 20;
+    const auto cache = NewCache(*device_, config);
+    KvCache* caches[] = {cache.get()};
+    std::vector<float> logits;
+    ASSERT_TRUE(device_->Prefill(std::span(tokens_).first(kPrompt), caches, &logits).ok());
+    const auto layers = device_->Save(*cache);
+    ASSERT_TRUE(layers.ok()) << layers.status().message();
+    for (const SegmentImage& layer : *layers) {
+      const Status checked = CheckImage(layer, config.kv_heads, config.head_dim);
+      EXPECT_TRUE(checked.ok()) << checked.message();
+    }
+    const auto go_on = [&](Engine* engine, KvCache* from) {
+      std::vector<float> all;
+      EXPECT_TRUE(engine->Append(from, std::span(tokens_).subspan(kPrompt), &all, /*all_logits=*/true).ok());
+      return all;
+    };
+    const std::vector<float> expected = go_on(device_.get(), cache.get());
+    const auto again = device_->Restore(config, *layers);
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_EQ((*again)->bill().skipped_reason, cache->bill().skipped_reason);
+    EXPECT_EQ((*again)->bill().segment_bytes, cache->bill().segment_bytes);
+    EXPECT_EQ(go_on(device_.get(), again->get()), expected);
+    const auto on_host = host_->Restore(config, *layers);
+    ASSERT_TRUE(on_host.ok()) << on_host.status().message();
+    EXPECT_LT(Difference(go_on(host_.get(), on_host->get()), expected), GetParam().tolerance);
+  }
+}
+
 TEST_P(CudaEngine, WhatItCannotDoIsRefused) {
   CacheConfig config = device_->cache_config();
   config.tail_limit = 100;

@@ -291,6 +291,85 @@ Result<std::unique_ptr<KvCache>> CudaEngine::MakeDenseCache(const PromptRecord& 
   return std::unique_ptr<KvCache>(std::move(cache));
 }
 
+// --- Stored prompts
+
+Result<SegmentImage> CudaEngine::SaveRows(const DeviceKvCache& cache, int layer) const {
+  const CacheConfig& config = cache.config();
+  const int64_t row_elements = int64_t{config.head_dim} * cache.tokens();
+  const auto head_bytes = static_cast<size_t>(row_elements) * static_cast<size_t>(SizeOf(cache.tail_type()));
+  AKV_ASSIGN_OR_RETURN(AlignedBuffer rows,
+                       AlignedBuffer::Make(2 * static_cast<size_t>(config.kv_heads) * head_bytes, "exact rows"));
+  std::byte* to = rows.data();
+  for (const Side side : {kKeys, kValues}) {
+    const DeviceHeads tail = cache.tail(layer, side);
+    const auto stride = static_cast<size_t>(tail.head_stride) * static_cast<size_t>(SizeOf(tail.type));
+    for (int h = 0; h < config.kv_heads; ++h, to += head_bytes) {
+      const auto* from = static_cast<const std::byte*>(tail.data) + static_cast<size_t>(h) * stride;
+      AKV_RETURN_IF_ERROR(Download(to, from, head_bytes, stream_));
+    }
+  }
+  AKV_RETURN_IF_ERROR(Synchronize(stream_));
+  return RowsImage(config.kv_heads, config.head_dim, cache.tokens(), config.tail_type, std::move(rows));
+}
+
+Status CudaEngine::RestoreRows(const SegmentImage& image, int layer, DeviceKvCache* cache) const {
+  const CacheConfig& config = cache->config();
+  const size_t head_bytes = image.bytes.size() / static_cast<size_t>(2 * config.kv_heads);
+  const std::byte* from = image.bytes.data();
+  for (const Side side : {kKeys, kValues}) {
+    const DeviceHeads tail = cache->tail(layer, side);
+    const auto stride = static_cast<size_t>(tail.head_stride) * static_cast<size_t>(SizeOf(tail.type));
+    for (int h = 0; h < config.kv_heads; ++h, from += head_bytes) {
+      auto* to = static_cast<std::byte*>(const_cast<void*>(tail.data)) + static_cast<size_t>(h) * stride;
+      AKV_RETURN_IF_ERROR(Upload(to, from, head_bytes, stream_));
+    }
+  }
+  return Synchronize(stream_);
+}
+
+Result<std::vector<SegmentImage>> CudaEngine::Save(const KvCache& cache) const {
+  AKV_RETURN_IF_ERROR(CheckCache(&cache));
+  const auto* own = dynamic_cast<const DeviceKvCache*>(&cache);
+  if (own == nullptr) return InvalidArgument("the cache is not in device memory");
+  AKV_RETURN_IF_ERROR(CheckOnePrompt(*own, own->segments(0).size()));
+  std::vector<SegmentImage> layers;
+  for (int l = 0; l < own->config().layers; ++l) {
+    if (own->compressed_tokens() > 0) {
+      AKV_ASSIGN_OR_RETURN(SegmentImage image, own->segments(l).front()->Image(stream_));
+      layers.push_back(std::move(image));
+    } else {
+      AKV_ASSIGN_OR_RETURN(SegmentImage image, SaveRows(*own, l));
+      layers.push_back(std::move(image));
+    }
+  }
+  return layers;
+}
+
+Result<std::unique_ptr<KvCache>> CudaEngine::Restore(const CacheConfig& config,
+                                                     std::span<const SegmentImage> layers) const {
+  AKV_RETURN_IF_ERROR(CheckImages(config, layers));
+  AKV_ASSIGN_OR_RETURN(auto cache, MakeDeviceCache(config));
+  const int64_t tokens = layers.front().tokens();
+  if (layers.front().format == SegmentFormat::kRows) {
+    AKV_RETURN_IF_ERROR(cache->Reserve(tokens, stream_));
+    for (size_t l = 0; l < layers.size(); ++l) {
+      AKV_RETURN_IF_ERROR(RestoreRows(layers[l], static_cast<int>(l), cache.get()));
+    }
+    cache->set_uncompressed_reason(WhyNotCompressed(config, 0, tokens));
+    cache->Commit(tokens);
+    return std::unique_ptr<KvCache>(std::move(cache));
+  }
+  DeviceSegments segments;
+  for (const SegmentImage& image : layers) {
+    AKV_ASSIGN_OR_RETURN(auto segment, SegmentOf(image, *backend_, *rope_));
+    AKV_ASSIGN_OR_RETURN(auto on_device, ToDevice(std::move(segment), config.kv_heads, config.head_dim, stream_));
+    segments.push_back(std::move(on_device));
+  }
+  AKV_RETURN_IF_ERROR(CheckPromptSegments({segments.begin(), segments.end()}, config.layers));
+  cache->SetSegments(std::move(segments));
+  return std::unique_ptr<KvCache>(std::move(cache));
+}
+
 // --- Steps
 
 Status CudaEngine::Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits,

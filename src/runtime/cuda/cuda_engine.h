@@ -34,6 +34,9 @@ class CudaEngine final : public Engine {
   Result<StoredSegments> Compress(const PromptRecord& record, const CodecOptions& options) const override;
   Result<std::unique_ptr<KvCache>> MakeCache(StoredSegments segments) const override;
   Result<std::unique_ptr<KvCache>> MakeDenseCache(const PromptRecord& record) const override;
+  Result<std::vector<SegmentImage>> Save(const KvCache& cache) const override;
+  Result<std::unique_ptr<KvCache>> Restore(const CacheConfig& config,
+                                           std::span<const SegmentImage> layers) const override;
   MemoryUse prefill_memory() const noexcept override { return prefill_memory_; }
   Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) override;
 
@@ -47,6 +50,9 @@ class CudaEngine final : public Engine {
 
   CudaEngine() = default;
   Result<DeviceKvCache*> Own(KvCache* cache) const;
+  // Copies a layer's exact rows between a cache, whose rows are `capacity` apart, and [2, kv_heads, tokens, head_dim].
+  Result<SegmentImage> SaveRows(const DeviceKvCache& cache, int layer) const;
+  Status RestoreRows(const SegmentImage& image, int layer, DeviceKvCache* cache) const;
   Result<const DeviceRecord*> Own(const PromptRecord* record) const;
   Result<std::unique_ptr<DeviceKvCache>> MakeDeviceCache(const CacheConfig& config) const;
 

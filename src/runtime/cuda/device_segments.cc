@@ -16,6 +16,13 @@
 namespace anchorkv::cuda {
 namespace {
 
+Result<AlignedBuffer> DownloadBytes(const DeviceBuffer& bytes, Stream stream) {
+  AKV_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Make(bytes.size_bytes(), "a segment"));
+  AKV_RETURN_IF_ERROR(Download(buffer.data(), bytes.data(), bytes.size_bytes(), stream));
+  AKV_RETURN_IF_ERROR(Synchronize(stream));
+  return buffer;
+}
+
 class AnchorOnDevice final : public DeviceKvSegment {
  public:
   AnchorOnDevice(const AnchorLayout& layout, DeviceBuffer bytes, int64_t first_position, double key_share,
@@ -28,6 +35,10 @@ class AnchorOnDevice final : public DeviceKvSegment {
   Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                 Stream stream) const override {
     return AttendAnchor({layout_, bytes_.data(), first_position()}, rope, queries, 0, layout_.tokens, out, stream);
+  }
+  Result<SegmentImage> Image(Stream stream) const override {
+    AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, DownloadBytes(bytes_, stream));
+    return PackedImage(layout_, first_position(), std::move(bytes));
   }
 
  private:
@@ -48,6 +59,10 @@ class SpectralOnDevice final : public DeviceKvSegment {
   Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                 Stream stream) const override {
     return AttendSpectral({layout_, bytes_.data(), first_position()}, rope, queries, 0, layout_.tokens, out, stream);
+  }
+  Result<SegmentImage> Image(Stream stream) const override {
+    AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, DownloadBytes(bytes_, stream));
+    return PackedImage(layout_, first_position(), std::move(bytes));
   }
 
  private:
@@ -167,6 +182,10 @@ Result<HeadsView<const float>> DownloadRows(const DeviceHeads& rows, AlignedBuff
 }
 
 }  // namespace
+
+Result<SegmentImage> DeviceKvSegment::Image(Stream) const {
+  return Unsupported("segments of this method cannot be stored; those of the profiles paper, blend and adaptive can");
+}
 
 Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input,
                                                                    const CodecOptions& options,

@@ -8,6 +8,7 @@
 #include "backend/cuda/compress.h"
 #include "backend/cuda/device.h"
 #include "segment/segment.h"
+#include "store/segment_image.h"
 
 namespace anchorkv::cuda {
 
@@ -24,6 +25,9 @@ class DeviceKvSegment : public StoredSegment {
   // enqueues.
   virtual Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                         Stream stream) const = 0;
+  // A copy of its bytes in host memory, to be stored; waits for the stream. kUnsupported for other methods than this
+  // project's own.
+  virtual Result<SegmentImage> Image(Stream stream) const;
 
  protected:
   DeviceKvSegment(int64_t tokens, int64_t first_position, size_t resident_bytes)

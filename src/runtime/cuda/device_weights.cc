@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/mapped_file.h"
+#include "base/mapped_file.h"
 
 namespace anchorkv::cuda {
 namespace {

@@ -11,7 +11,8 @@ namespace anchorkv {
 
 class MappedFile {
  public:
-  // Maps the whole file; kNotFound or kOutOfMemory name the path.
+  // Maps the whole file. kNotFound, kInvalidArgument (no regular file), kDataLoss (empty) and kOutOfMemory name the
+  // path.
   static Result<MappedFile> Map(const std::string& path);
 
   MappedFile(MappedFile&& other) noexcept;

@@ -1,0 +1,23 @@
+// Files that appear whole or not at all: whoever reads the path sees the old file or the new one, also when the
+// process is killed or the machine goes down in between.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "anchorkv/status.h"
+
+namespace anchorkv {
+
+// Whether a file can be put at `path`, so that nobody computes for minutes before learning that it cannot. The folder
+// must exist and be writable, and what is there now, if anything, must be a regular file. kNotFound, kInvalidArgument.
+Status CheckReplaceable(const std::string& path);
+
+// Writes the pieces one after another into a temporary file beside `path` (its name, a dot and six characters), puts it
+// on disk, gives it the name and puts the name on disk. On an error `path` is as it was and the temporary file is gone;
+// a killed process may leave the temporary file. kInvalidArgument and kNotFound as above, kDataLoss when the bytes
+// cannot be written (a full disk).
+Status ReplaceFile(const std::string& path, std::span<const std::span<const std::byte>> pieces);
+
+}  // namespace anchorkv
