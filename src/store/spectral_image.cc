@@ -39,9 +39,11 @@ Status CheckCoordinates(const SpectralView& view, Side side, int head) {
     seen[order[i]] = true;
   }
   for (int rate = 0; rate < kSpectralRates; ++rate) {
-    if (view.runs(side, head)[rate].coordinates() > layout.head_dim) {
-      return DataLoss("rate " + std::to_string(rate) + " of the " + Where(side, head) +
-                      " codes more coordinates than there are");
+    const CodeRuns& runs = view.runs(side, head)[rate];
+    const std::string which = "rate " + std::to_string(rate) + " of the " + Where(side, head);
+    if (runs.coordinates() > layout.head_dim) return DataLoss(which + " codes more coordinates than there are");
+    if (runs.bits() % 8 != 0) {
+      return DataLoss(which + " has codes of " + std::to_string(runs.bits()) + " bits, which are not whole bytes");
     }
   }
   return {};

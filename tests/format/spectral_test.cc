@@ -15,6 +15,7 @@
 #include "format/residual_code.h"
 #include "format/spectral_code.h"
 #include "format/spectral_layout.h"
+#include "hwy/targets.h"
 #include "support/compare.h"
 #include "support/random.h"
 #include "support/spectral_segments.h"
@@ -295,16 +296,22 @@ TEST(SpectralCode, WalksAreThePlainOne) {
     }
     std::fill_n(paths->sums[trial % kPathStates], kPathLanes, 0.0f);
     const bool trace = trial % 5 != 4;
+    const auto before = std::make_unique<PathSums>(*paths);
     *plain = *paths;
-    WalkPaths(trace, weight.data(), runs, paths.get());
     WalkPathsPlainly(trace, weight.data(), runs, plain.get());
-    EXPECT_EQ(0, std::memcmp(paths->sums, plain->sums, sizeof(paths->sums))) << trial;
-    if (!trace) continue;
-    for (int i = 0; i < n; ++i) {
-      EXPECT_EQ(0, std::memcmp(paths->older[i], plain->older[i], sizeof(paths->older[i]))) << trial << " " << i;
-      EXPECT_EQ(0, std::memcmp(paths->before[i], plain->before[i], sizeof(paths->before[i]))) << trial << " " << i;
+    for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      SCOPED_TRACE(hwy::TargetName(target));
+      hwy::SetSupportedTargetsForTest(target);
+      *paths = *before;
+      WalkPaths(trace, weight.data(), runs, paths.get());
+      EXPECT_EQ(0, std::memcmp(paths->sums, plain->sums, sizeof(paths->sums))) << trial;
+      for (int i = 0; trace && i < n; ++i) {
+        EXPECT_EQ(0, std::memcmp(paths->older[i], plain->older[i], sizeof(paths->older[i]))) << trial << " " << i;
+        EXPECT_EQ(0, std::memcmp(paths->before[i], plain->before[i], sizeof(paths->before[i]))) << trial << " " << i;
+      }
     }
   }
+  hwy::SetSupportedTargetsForTest(0);
 }
 
 // A vector's code is the same alone and among others, whatever their number.

@@ -262,10 +262,11 @@ TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
   const auto copied = Decoded(device_.get(), *expected);  // the host's bytes, read by the GPU
   const auto reference = Decoded(host_.get(), std::move(*expected));
   EXPECT_LT(Difference(reference, copied), GetParam().tolerance);
-  // The two engines' keys and values differ by the models' arithmetic, and with them importances, axes and rates; at
-  // this ratio that moves the output of a random model by more than a decision or two does.
+  // The two engines' keys and values differ by the models' arithmetic, and with them importances, axes, rates and whole
+  // paths of codes. Where weights are quantised two codes of a vector have little in common but their length: the
+  // outputs of a random model differ by the errors of both.
   const auto compressed = Decoded(device_.get(), *actual);
-  EXPECT_LT(Difference(reference, compressed), 0.1 + GetParam().tolerance);
+  EXPECT_LT(Difference(reference, compressed), 0.1 + 3 * GetParam().tolerance);
 
   CacheConfig config = device_->cache_config();
   config.codec = codec;
