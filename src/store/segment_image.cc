@@ -17,22 +17,21 @@ void Own(AlignedBuffer bytes, SegmentImage* image) {
 }
 
 // An image without its bytes.
-SegmentImage Describe(const AnchorLayout& layout, int64_t first_position) {
+SegmentImage Describe(SegmentFormat format, uint32_t version, int64_t first_position, std::vector<int64_t> numbers) {
   SegmentImage image;
-  image.format = SegmentFormat::kAnchor;
-  image.version = kAnchorVersion;
+  image.format = format;
+  image.version = version;
   image.first_position = first_position;
-  image.numbers = AnchorNumbers(layout);
+  image.numbers = std::move(numbers);
   return image;
 }
 
+SegmentImage Describe(const AnchorLayout& layout, int64_t first_position) {
+  return Describe(SegmentFormat::kAnchor, kAnchorVersion, first_position, AnchorNumbers(layout));
+}
+
 SegmentImage Describe(const SpectralLayout& layout, int64_t first_position) {
-  SegmentImage image;
-  image.format = SegmentFormat::kSpectral;
-  image.version = kSpectralVersion;
-  image.first_position = first_position;
-  image.numbers = SpectralNumbers(layout);
-  return image;
+  return Describe(SegmentFormat::kSpectral, kSpectralVersion, first_position, SpectralNumbers(layout));
 }
 
 Status CheckRowsImage(const SegmentImage& image, int kv_heads, int head_dim) {

@@ -29,6 +29,15 @@ std::string ModelHeader() {
   return bytes;
 }
 
+std::string Document() {
+  std::string text;
+  for (int i = 0; i < 12; ++i) {
+    text += "In the year " + std::to_string(1800 + 7 * i) + " the harbour of Aldermoor saw " + std::to_string(i + 3) +
+            " ships.\n";
+  }
+  return text;
+}
+
 TemporaryDirectory::TemporaryDirectory() {
   std::string name = (fs::temp_directory_path() / "anchorkv-test-XXXXXX").string();
   path_ = mkdtemp(name.data());

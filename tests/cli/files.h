@@ -10,6 +10,9 @@ namespace anchorkv::cli {
 // SmolLM2 in the cache directory, or an empty path when it is not there.
 std::filesystem::path SmolLm2();
 
+// A document of about 210 tokens.
+std::string Document();
+
 // A directory of its own that is removed at the end.
 class TemporaryDirectory {
  public:

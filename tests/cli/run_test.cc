@@ -13,16 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// About 210 tokens.
-std::string Document() {
-  std::string text;
-  for (int i = 0; i < 12; ++i) {
-    text += "In the year " + std::to_string(1800 + 7 * i) + " the harbour of Aldermoor saw " + std::to_string(i + 3) +
-            " ships.\n";
-  }
-  return text;
-}
-
 std::set<std::string> Keys(const Json& json) {
   std::set<std::string> keys;
   for (const auto& item : json.items()) keys.insert(item.key());

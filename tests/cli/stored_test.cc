@@ -19,16 +19,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// About 210 tokens.
-std::string Document() {
-  std::string text;
-  for (int i = 0; i < 12; ++i) {
-    text += "In the year " + std::to_string(1800 + 7 * i) + " the harbour of Aldermoor saw " + std::to_string(i + 3) +
-            " ships.\n";
-  }
-  return text;
-}
-
 std::vector<Json> Lines(const std::string& out) {
   std::vector<Json> lines;
   std::stringstream stream(out);

@@ -79,8 +79,6 @@ struct SharedScratch {
 // --- Few rows: no vector is rebuilt. The key mean's part of a logit is spectral_mean-inl.h's.
 
 struct FewScratch {
-  float* q_of(int rate) const { return q_code + int64_t{rate} * padded_rows * stride; }
-
   FewScratch(ScratchArena* arena, int rows, int head_dim)
       : shared(arena, head_dim),
         stride(PadTo(head_dim, kPad)),
@@ -93,6 +91,8 @@ struct FewScratch {
         p(arena->Take<float>(GroupsOf(padded_rows) * kGroupTableFloats)),
         slot_p(arena->Take<float>(std::max<int64_t>(GroupsOf(padded_rows) * kGroupTableFloats, stride * kGroupRows))),
         groups(arena->Take<RowGroup>(GroupsOf(padded_rows))) {}
+
+  float* q_of(int rate) const { return q_code + int64_t{rate} * padded_rows * stride; }
 
   SharedScratch shared;
   int64_t stride;

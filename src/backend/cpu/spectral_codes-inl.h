@@ -132,10 +132,9 @@ class SideCodes {
   static void Describe(const CodeRuns& runs, const RateCode& rate) {
     constexpr uint32_t kNoByte = 0x80;  // index of a zero
     constexpr uint32_t kNoBytes = kNoByte << 8 | kNoByte;
-    int coordinate = 0;
     int end = 0;  // of the coordinate's bits
-    for (int bits = kMaxCodeBits; bits >= 1; --bits) {
-      for (int last = coordinate + kCodeGroup * runs.groups[kMaxCodeBits - bits]; coordinate < last; ++coordinate) {
+    ForEachRun(runs, [&](int bits, int from, int last) {
+      for (int coordinate = from; coordinate < last; ++coordinate) {
         CodeChunk& chunk = rate.chunks[coordinate / kPad];
         const int lane = coordinate % kPad;
         end += bits;
@@ -154,8 +153,8 @@ class SideCodes {
         chunk.shift[lane] = static_cast<uint32_t>(begin < 0 ? begin + 8 : begin % 8);
         chunk.factors[lane] = kTrellis.factors[bits];
       }
-    }
-    for (; coordinate < rate.padded(); ++coordinate) {
+    });
+    for (int coordinate = rate.coordinates; coordinate < rate.padded(); ++coordinate) {
       CodeChunk& chunk = rate.chunks[coordinate / kPad];
       chunk.bytes[coordinate % kPad] = kNoBytes << 16 | kNoBytes;
       chunk.shift[coordinate % kPad] = 0;
