@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 
 namespace anchorkv::cli {
 namespace {
@@ -27,6 +28,11 @@ std::string ModelHeader() {
   std::ifstream in(SmolLm2(), std::ios::binary);
   in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   return bytes;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 std::string Document() {

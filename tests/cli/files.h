@@ -10,6 +10,9 @@ namespace anchorkv::cli {
 // SmolLM2 in the cache directory, or an empty path when it is not there.
 std::filesystem::path SmolLm2();
 
+// The bytes of a file; empty where it cannot be read.
+std::string ReadFile(const std::string& path);
+
 // A document of about 210 tokens.
 std::string Document();
 

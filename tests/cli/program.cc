@@ -5,20 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
+#include <sstream>
 
 #include "cli/files.h"
 
 namespace anchorkv::cli {
-namespace {
-
-std::string ReadAll(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-}  // namespace
+namespace {}  // namespace
 
 ProgramResult RunProgram(const std::vector<std::string>& arguments, const std::string& standard_input) {
   const TemporaryDirectory directory;
@@ -41,7 +33,14 @@ ProgramResult RunProgram(const std::vector<std::string>& arguments, const std::s
   }
   int status = 0;
   waitpid(child, &status, 0);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), ReadAll(out), ReadAll(err)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), ReadFile(out), ReadFile(err)};
+}
+
+std::vector<nlohmann::json> JsonLines(const std::string& out) {
+  std::vector<nlohmann::json> values;
+  std::stringstream lines(out);
+  for (std::string line; std::getline(lines, line);) values.push_back(nlohmann::json::parse(line));
+  return values;
 }
 
 bool IsOneErrorLine(const std::string& err) {

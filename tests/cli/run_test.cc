@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "cli/files.h"
 #include "cli/program.h"
@@ -34,10 +33,7 @@ class RunTest : public testing::Test {
     const ProgramResult result = RunProgram(arguments, standard_input);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     err_ = result.err;
-    std::vector<Json> answers;
-    std::stringstream lines(result.out);
-    for (std::string line; std::getline(lines, line);) answers.push_back(Json::parse(line));
-    return answers;
+    return JsonLines(result.out);
   }
 
   TemporaryDirectory directory_;

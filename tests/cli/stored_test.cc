@@ -5,10 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
 #include "cli/files.h"
@@ -18,18 +15,6 @@ namespace anchorkv::cli {
 namespace {
 
 using Json = nlohmann::json;
-
-std::vector<Json> Lines(const std::string& out) {
-  std::vector<Json> lines;
-  std::stringstream stream(out);
-  for (std::string line; std::getline(stream, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 class StoredTest : public testing::Test {
  protected:
@@ -55,7 +40,7 @@ class StoredTest : public testing::Test {
         {"run", "-m", SmolLm2().string(), "-f", document_, "--kv-min-tokens", "64", "-t", "1", "-n", "6", "--json"},
         more));
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    return Lines(result.out);
+    return JsonLines(result.out);
   }
   void ExpectRefused(const ProgramResult& result, const std::vector<std::string>& parts) {
     EXPECT_EQ(result.exit_code, 1) << result.err;
@@ -82,12 +67,12 @@ TEST_F(StoredTest, AnswersAreThoseOfRun) {
     SCOPED_TRACE(method[1]);
     const ProgramResult compressed = Compress(method);
     ASSERT_EQ(compressed.exit_code, 0) << compressed.err;
-    const Json summary = Lines(compressed.out).at(0);
+    const Json summary = JsonLines(compressed.out).at(0);
     EXPECT_EQ(summary["file_bytes"], std::filesystem::file_size(file_));
     const ProgramResult asked = Ask(kQuestions);
     ASSERT_EQ(asked.exit_code, 0) << asked.err;
     EXPECT_EQ(asked.err.find("prefill"), std::string::npos) << asked.err;
-    const std::vector<Json> answers = Lines(asked.out);
+    const std::vector<Json> answers = JsonLines(asked.out);
     const std::vector<Json> expected = Run(Join(method, kQuestions));
     ASSERT_EQ(answers.size(), 2u);
     for (size_t i = 0; i < 2; ++i) {
@@ -110,7 +95,7 @@ TEST_F(StoredTest, ChatsAndQuestionsFromAPipe) {
     const ProgramResult result = RunProgram(
         Join({"ask", file_, "-m", SmolLm2().string(), "-t", "1", "-n", "6", "--json", "--temp", "0"}, more), input);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    return Lines(result.out);
+    return JsonLines(result.out);
   };
   EXPECT_EQ(ask({}, "Name the harbour.\n").at(0)["question"], "Name the harbour.");
   const std::vector<Json> turns = ask({"--chat", "--kv-tail", "40"}, "How many?\nAnd then?\n");
@@ -122,7 +107,7 @@ TEST_F(StoredTest, InspectShowsWhatIsInAFile) {
   ASSERT_EQ(Compress({"--kv-anchors", "40"}).exit_code, 0);
   const ProgramResult result = RunProgram({"inspect", file_, "-m", SmolLm2().string(), "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  const Json json = Lines(result.out).at(0);
+  const Json json = JsonLines(result.out).at(0);
   EXPECT_EQ(json["fits_model"], true);
   EXPECT_EQ(json["source"], "document.txt");
   EXPECT_EQ(json["layers"], 30);
