@@ -26,8 +26,8 @@ namespace {
 using Matrix = SideCode::Matrix;
 
 // Halvings of the price's range: the first choice only says which tokens are worth being exact.
-constexpr int kDraftSteps = 20;
-constexpr int kPriceSteps = 40;
+constexpr int kDraftSteps = 12;
+constexpr int kPriceSteps = 26;
 // Tokens that are exact because of what they would cost take at most this share of what is there for codes.
 constexpr double kExactShare = 0.4;
 

@@ -228,8 +228,10 @@ void SpectralCoordinates::Form(Side side, int head, const SideCode& code, int64_
     return;
   }
   u->resize(x.rows(), x.cols());
-  for (Eigen::Index i = 0; i < x.cols(); ++i) {
-    u->col(i) = x.col(code.order[static_cast<size_t>(i)]) * code.units[static_cast<size_t>(i)];
+  for (Eigen::Index t = 0; t < x.rows(); ++t) {
+    const float* from = x.data() + t * head_dim_;
+    float* row = u->data() + t * head_dim_;
+    for (size_t i = 0; i < code.order.size(); ++i) row[i] = from[code.order[i]] * code.units[i];
   }
 }
 

@@ -18,61 +18,65 @@ void SpectralRates::SetBytes(Side side, int head, const CodeRuns* runs) {
   for (int r = 1; r < kSpectralRates; ++r) bytes[r] = runs[r].code_bytes() + 1;
 }
 
-int64_t SpectralRates::ChooseAt(double price) {
+int64_t SpectralRates::BytesAt(double price, bool keep) {
   constexpr int64_t kBlock = 512;
+  // Blocks that are worth a parallel loop.
+  constexpr int64_t kManyBlocks = 64;
   const auto tokens = static_cast<int64_t>(tokens_);
   const int64_t blocks = (tokens + kBlock - 1) / kBlock;
+  const int64_t jobs = 2 * static_cast<int64_t>(heads_) * blocks;
   int64_t total = 0;
-#pragma omp parallel for schedule(static) reduction(+ : total)
-  for (int64_t job = 0; job < 2 * static_cast<int64_t>(heads_) * blocks; ++job) {
+#pragma omp parallel for schedule(static) reduction(+ : total) if (jobs >= kManyBlocks)
+  for (int64_t job = 0; job < jobs; ++job) {
     const int64_t row = job / blocks;
     const Side side = row < static_cast<int64_t>(heads_) ? kKeys : kValues;
     const int head = static_cast<int>(row % static_cast<int64_t>(heads_));
     const int64_t first = job % blocks * kBlock;
     const int64_t count = std::min(kBlock, tokens - first);
     float least[kBlock];
-    int32_t rate[kBlock];
     int32_t bytes[kBlock];
     std::copy_n(errors(side, head, 0) + first, count, least);
-    std::fill_n(rate, count, 0);
     std::fill_n(bytes, count, 0);
+    uint8_t* rates = rates_.data() + RowAt(side, head) + first;
+    if (keep) std::fill_n(rates, count, uint8_t{0});
     for (int r = 1; r < kSpectralRates; ++r) {
       const float* error = errors(side, head, r) + first;
       const int32_t own = BytesOf(side, head, r);
       const auto cost = static_cast<float>(price * own);
+      for (int64_t i = 0; keep && i < count; ++i)
+        rates[i] = error[i] + cost < least[i] ? static_cast<uint8_t>(r) : rates[i];
       for (int64_t i = 0; i < count; ++i) {
         const float sum = error[i] + cost;
         const bool better = sum < least[i];
         least[i] = better ? sum : least[i];
-        rate[i] = better ? r : rate[i];
         bytes[i] = better ? own : bytes[i];
       }
     }
-    for (int64_t i = 0; i < count; ++i) {
-      rates_[RowAt(side, head) + static_cast<size_t>(first + i)] = static_cast<uint8_t>(rate[i]);
-    }
     total += std::accumulate(bytes, bytes + count, int64_t{0});
   }
-  bytes_chosen_ = total;
   return total;
 }
 
 double SpectralRates::Choose(int64_t available, int steps) {
-  if (ChooseAt(0.0) <= available) return 0.0;
-  const float most = *std::max_element(errors_.begin(), errors_.end());
-  // At a price of `most` per byte nothing is bought. Prices differ by orders of magnitude: bisect their logarithm.
-  constexpr double kSpan = 60.0;  // natural logarithm of the range of prices
-  double high = std::log(std::max(double{most}, 1e-30));
-  double low = high - kSpan;
-  for (int step = 0; step < steps; ++step) {
-    const double middle = (low + high) / 2;
-    (ChooseAt(std::exp(middle)) > available ? low : high) = middle;
+  double price = 0.0;
+  if (BytesAt(price, /*keep=*/false) > available) {
+    const float most = *std::max_element(errors_.begin(), errors_.end());
+    // At a price of `most` per byte nothing is bought. Prices differ by orders of magnitude: bisect their logarithm.
+    constexpr double kSpan = 60.0;  // natural logarithm of the range of prices
+    double high = std::log(std::max(double{most}, 1e-30));
+    double low = high - kSpan;
+    for (int step = 0; step < steps; ++step) {
+      const double middle = (low + high) / 2;
+      (BytesAt(std::exp(middle), /*keep=*/false) > available ? low : high) = middle;
+    }
+    price = std::exp(high);
   }
-  if (ChooseAt(std::exp(high)) > available) {
+  bytes_chosen_ = BytesAt(price, /*keep=*/true);
+  if (bytes_chosen_ > available) {
     std::fill(rates_.begin(), rates_.end(), uint8_t{0});
     bytes_chosen_ = 0;
   }
-  return std::exp(high);
+  return price;
 }
 
 double SpectralRates::Cost(int head, int64_t t, double price) const {

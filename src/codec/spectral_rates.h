@@ -41,7 +41,8 @@ class SpectralRates {
     return bytes_of_[(static_cast<size_t>(side) * heads_ + static_cast<size_t>(head)) * kSpectralRates +
                      static_cast<size_t>(rate)];
   }
-  int64_t ChooseAt(double price);
+  // Bytes of all vectors at a price; their rates too where `keep` says so.
+  int64_t BytesAt(double price, bool keep);
 
   size_t heads_, tokens_;
   std::vector<float> errors_;      // [2, H, rates, S]

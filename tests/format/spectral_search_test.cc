@@ -327,7 +327,7 @@ TEST(SpectralSearch, RefinementsCodeWhatIsLeft) {
 // the definition, and never more than without a code.
 TEST(SpectralSearch, RefinementsAnywhere) {
   Random random(22);
-  for (const CodeRuns& runs : {Runs(0, 0, 9, 0), Runs(0, 1, 0, 12), Runs(3, 6, 0, 1), Runs(0, 0, 0, 2)}) {
+  for (const CodeRuns& runs : {Runs(0, 0, 9, 0), Runs(0, 1, 0, 9), Runs(3, 6, 0, 1), Runs(0, 0, 0, 2)}) {
     const std::vector<int16_t> refines = RefinesFirst(8);
     for (int trial = 0; trial < 20; ++trial) {
       std::vector<float> u = random.Gaussians(kPrimaries);
