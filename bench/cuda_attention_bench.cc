@@ -1,6 +1,6 @@
 // Time of one layer's decode attention over a segment of the adaptive profile on the GPU, nothing of it in the cache:
-// a CUDA graph of many layers with bytes of their own. Prints JSON lines (docs: bench/README.md); bench/dense_attention.py
-// runs it beside dense kernels.
+// a CUDA graph of many layers with bytes of their own. Prints JSON lines (docs: bench/README.md);
+// bench/dense_attention.py runs it beside dense kernels.
 //
 //   cuda_attention_bench [tokens kv_heads gqa_ratio head_dim]...
 #include <cuda_runtime_api.h>
@@ -118,10 +118,11 @@ void Run(int64_t tokens, int kv_heads, int gqa_ratio, int head_dim) {
   };
   const double dense = 2.0 * 2.0 * static_cast<double>(tokens) * kv_heads * head_dim;
   const double fused = time(true, true), kernel = time(true, false), tiles = time(false, true);
-  std::printf("{\"tokens\": %lld, \"kv_heads\": %d, \"gqa_ratio\": %d, \"head_dim\": %d, \"ratio\": %.2f, "
-              "\"parts\": %d, \"us\": %.2f, \"us_without_merge\": %.2f, \"us_tiles\": %.2f}\n",
-              static_cast<long long>(tokens), kv_heads, gqa_ratio, head_dim, dense / static_cast<double>(bytes), parts,
-              fused, kernel, tiles);
+  std::printf(
+      "{\"tokens\": %lld, \"kv_heads\": %d, \"gqa_ratio\": %d, \"head_dim\": %d, \"ratio\": %.2f, "
+      "\"parts\": %d, \"us\": %.2f, \"us_without_merge\": %.2f, \"us_tiles\": %.2f}\n",
+      static_cast<long long>(tokens), kv_heads, gqa_ratio, head_dim, dense / static_cast<double>(bytes), parts, fused,
+      kernel, tiles);
   std::fflush(stdout);
 }
 

@@ -1,9 +1,10 @@
-// Attention of a few query rows over a whole segment of the adaptive profile, fused: codes are expanded in registers and
-// go straight into tensor-core products; nothing is rebuilt in memory. docs/adaptive.md has the formulas.
+// Attention of a few query rows over a whole segment of the adaptive profile, fused: codes are expanded in registers
+// and go straight into tensor-core products; nothing is rebuilt in memory. docs/adaptive.md has the formulas.
 //
 // A block of 8 warps owns one kv head and a part of its tiles. It walks them kTiles at a time:
 //   1. codes, tags and offsets come by asynchronous copies, one step ahead of their use;
-//   2. tokens are sorted by rate into lists, keys and values apart, so that a warp's tokens share one structure of code;
+//   2. tokens are sorted by rate into lists, keys and values apart, so that a warp's tokens share one structure of
+//   code;
 //   3. logits of the key mean: the rotation to a token is one to its tile, put into the queries, and one within it,
 //      the same for all tiles: a product [tile and row, pairs] x [pairs, 64];
 //   4. logits of the codes: a product [row, coordinates] x [coordinates, 8 tokens];
@@ -20,13 +21,9 @@
 // larger than the rest of it. All sums are f32.
 #pragma once
 
-#include <cuda_fp16.h>
-
-#include <cstdint>
-
 #include "backend/cuda/attention.h"
 #include "backend/cuda/check.h"
-#include "backend/cuda/vector.cuh"
+#include "backend/cuda/decode_codes.cuh"
 
 namespace anchorkv::cuda {
 
@@ -50,7 +47,6 @@ inline constexpr int kKeyBatch = 8;     // tokens of a product of keys
 inline constexpr int kValueBatch = 16;  // tokens of a product of values
 inline constexpr int kItemBatches = 2;  // products of keys that share the structure of a code
 inline constexpr int kMergeParts = 64;  // whose weights are held at a time
-inline constexpr float kLowParts = 2048.0f;  // second f16 parts are stored times this
 inline constexpr float kLn2 = 0.693147181f;
 inline constexpr uint32_t kNoSlot = 0xffff;     // the value has no code
 inline constexpr uint32_t kExactSlot = 0xfffe;  // not a coded position
@@ -60,57 +56,18 @@ template <int N, int R>
 struct Sizes {
   static constexpr int kDim = 32 * N;
   static constexpr int kGroups = kDim / kCodeGroup;
-  static constexpr int kSteps = kDim / 16;    // depth of a product
-  static constexpr int kTiles = 32 / R;       // of a step
+  static constexpr int kSteps = kDim / 16;  // depth of a product
+  static constexpr int kTiles = 32 / R;     // of a step
   static constexpr int kTokens = kTileTokens * kTiles;
-  static constexpr int kCodeWords = 2816;     // of a step and side
+  static constexpr int kCodeWords = 2816;  // of a step and side
   static constexpr int kKeySlots = kTokens + (kSpectralRates - 1) * kItemBatches * kKeyBatch;
   static constexpr int kValueSlots = kTokens + (kSpectralRates - 1) * kValueBatch;
-  static constexpr int kItems = kSpectralRates + kTokens / (kItemBatches * kKeyBatch);
+  static constexpr int kItems = kSpectralRates + kTokens / kValueBatch;
   static_assert(kItemBatches * kKeyBatch >= kValueBatch);
   // Rows of weights are read as words by lanes (row, 4 columns): rows must differ by 4 banks mod 32, or by 12, 20, 28.
   static constexpr int kWeightStride = kValueSlots + (72 - kValueSlots % 64) % 64;
   static_assert(kWeightStride / 2 % 8 == 4);
   static_assert(kTileTokens * (kDim / 2 + 1) + 64 <= 4 * kCodeWords);
-};
-
-// Tables of two levels by their windows: byte offsets, each a multiple of its table's size, so that an offset and an
-// index in bytes may be joined by OR.
-inline constexpr int kPairs2 = 0;                              // [128][32 lanes]
-inline constexpr int kPairs1 = kPairs2 + 128 * kWarpSize * 4;  // [64][32 lanes]
-inline constexpr int kPairs4 = kPairs1 + 64 * kWarpSize * 4;   // [512]
-inline constexpr int kPairs3 = kPairs4 + 512 * 4;              // [256]
-inline constexpr int kPairs0 = kPairs3 + 256 * 4;              // [32 lanes] of zero
-inline constexpr int kPairBytes = kPairs0 + kWarpSize * 4;
-
-// How the four windows of a group are found in a code: the 64 bits of two words, shifted right, have the first pair's
-// index in the place where the address of its table entry wants it, and the second pair's after `second` more.
-struct PackedEntry {
-  int16_t low;  // byte offset of the lower word from the code's first
-  int16_t high;
-  uint8_t shift;
-  uint8_t align;  // left shift of the lower word before
-  uint8_t second;
-  uint8_t copies;  // 4 where each lane has a copy of the table, 0 elsewhere
-  uint32_t mask;   // of an index in bytes
-  uint32_t base;   // of the table
-};
-static_assert(sizeof(PackedEntry) == sizeof(uint4));
-
-struct GroupEntry {
-  int low, high;
-  uint32_t shift, align, second, mask, base;
-
-  __device__ GroupEntry(const PackedEntry& from, int lane) {
-    const uint4 words = *reinterpret_cast<const uint4*>(&from);
-    low = static_cast<int16_t>(words.x);
-    high = static_cast<int>(words.x) >> 16;
-    shift = words.y;  // shifts are taken mod 32
-    align = words.y >> 8 & 31;
-    second = words.y >> 16 & 31;
-    mask = words.z;
-    base = words.w | (words.y >> 24) * lane;
-  }
 };
 
 template <int N, int R>
@@ -132,23 +89,24 @@ struct Shared {
       float weights[R][kMergeParts];
       float sets[kDecodeThreads * 4 / (R * S::kDim)][R][S::kDim];
       float deviations[S::kDim];
+      int order[S::kDim];
       float code[R][S::kDim];
       float model[kDecodeWarps][R][S::kDim];
     } merge;
   };
-  uint16_t queries[8][S::kDim + 8];     // f16, code coordinates, over their largest
-  float2 mean[R][S::kDim / 2];      // products of query and key mean per rotary pair, over their largest
+  uint16_t queries[8][S::kDim + 8];  // f16, code coordinates, over their largest
+  float2 mean[R][S::kDim / 2];       // products of query and key mean per rotary pair, over their largest
   PackedEntry entries[2][kSpectralRates - 1][S::kGroups];
   uint32_t items[2][S::kItems];  // stretches of the lists: rate | slot << 4 | tokens << 16
   int item_count[2];
   float scales[256];
   uint64_t tags[2][2][S::kTiles][kTagPlanes];  // [buffer][side]
   uint32_t offsets[2][S::kTiles + 1];          // of the step after this one
-  uint16_t key_list[S::kKeySlots];      // byte offset of the code
-  uint32_t key_place[S::kKeySlots];     // 4 x position | scale byte << 16
-  uint16_t value_list[S::kValueSlots];  // byte offset of the code
-  uint32_t value_info[S::kTokens];      // slot << 16 | byte of the scale
-  uint16_t counts[2][S::kTiles][8];  // tokens of every tag
+  uint16_t key_list[S::kKeySlots];             // byte offset of the code
+  uint32_t key_place[S::kKeySlots];            // 4 x position | scale byte << 16
+  uint16_t value_list[S::kValueSlots];         // byte offset of the code
+  uint32_t value_info[S::kTokens];             // slot << 16 | byte of the scale
+  uint16_t counts[2][S::kTiles][8];            // tokens of every tag
   CodeRuns runs[2][kSpectralRates];
   int code_bytes[2][kSpectralRates];
   int coordinates[2][kSpectralRates];
@@ -158,97 +116,6 @@ struct Shared {
   float m[R], l[R];
   int last_block;
 };
-
-__device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-__device__ inline void CopyAsync16(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(SharedAddress(to)), "l"(from));
-}
-__device__ inline void CopyAsync8(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(SharedAddress(to)), "l"(from));
-}
-__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;\n" ::); }
-template <int kPending>
-__device__ inline void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
-
-// d += a b: a [16, 16] and b [16, 8] of f16.
-__device__ inline void Multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// The same where rows 8 to 15 of a are zero.
-__device__ inline void MultiplyUpper(float (&d)[2], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "{ .reg .f32 x, y; mov.f32 x, 0f00000000; mov.f32 y, 0f00000000;\n"
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, x, y}, {%2, %6, %3, %6}, {%4, %5}, "
-      "{%0, %1, x, y}; }\n"
-      : "+f"(d[0]), "+f"(d[1])
-      : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0));
-}
-
-__device__ inline uint32_t PackHalves(float a, float b) {
-  const __half2 h = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&h);
-}
-// x and what f16 leaves of it, times kLowParts.
-__device__ inline void SplitHalves(float a, float b, uint32_t* high, uint32_t* low) {
-  const __half2 h = __floats2half2_rn(a, b);
-  const float2 f = __half22float2(h);
-  *high = *reinterpret_cast<const uint32_t*>(&h);
-  *low = PackHalves((a - f.x) * kLowParts, (b - f.y) * kLowParts);
-}
-
-__device__ inline PackedEntry MakeEntry(const CodeRuns& runs, int group) {
-  int before = 0, bits = 0, first = 0;
-  for (int width = kMaxCodeBits; width >= 1; --width) {
-    const int groups = runs.groups[kMaxCodeBits - width];
-    if (bits == 0 && group < first + groups) {
-      before += kCodeGroup * width * (group - first);
-      bits = width;
-    }
-    if (bits == 0) before += kCodeGroup * width * groups;
-    first += groups;
-  }
-  PackedEntry entry = {};
-  entry.copies = bits <= 2 ? 4 : 0;
-  entry.base = bits == 0 ? kPairs0 : bits == 1 ? kPairs1 : bits == 2 ? kPairs2 : bits == 3 ? kPairs3 : kPairs4;
-  if (bits == 0) return entry;
-  const int place = bits <= 2 ? 7 : 2;  // log2 of an entry's bytes, copies included
-  entry.mask = ((kTrellisWindows << bits) - 1) << place;
-  entry.second = static_cast<uint8_t>(2 * bits);
-  const int begin = before - (kTrellisBits - bits) - place;
-  if (before == 0) {  // the end of a code comes before its beginning
-    const int last = runs.bits() - 1;
-    entry.low = static_cast<int16_t>(last / 32 * 4);
-    entry.shift = static_cast<uint8_t>(32 + begin);
-    entry.align = static_cast<uint8_t>(31 - last % 32);
-  } else {
-    // Below the first word is another code, whose bits the mask takes away.
-    const int word = begin < 0 ? -1 : begin / 32;
-    entry.low = static_cast<int16_t>(word * 4);
-    entry.high = static_cast<int16_t>(word * 4 + 4);
-    entry.shift = static_cast<uint8_t>(begin - word * 32);
-  }
-  return entry;
-}
-
-// The four levels of a group as two half2; `code`: byte offset in `codes` of the vector's first word.
-template <bool kFirst>
-__device__ inline uint2 ExpandGroup(const uint32_t* codes, int code, const GroupEntry& e, const uint32_t* pairs) {
-  const auto* words = reinterpret_cast<const char*>(codes) + code;
-  uint32_t low = *reinterpret_cast<const uint32_t*>(words + e.low);
-  if (kFirst) low <<= e.align;
-  const uint32_t high = *reinterpret_cast<const uint32_t*>(kFirst ? words + e.high : words + e.low + 4);
-  const uint32_t x = __funnelshift_r(low, high, e.shift);
-  const auto lookup = [&](uint32_t window) {
-    return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(pairs) + ((window & e.mask) | e.base));
-  };
-  return {lookup(x), lookup(x >> e.second)};
-}
 
 template <int N, int R>
 class Block {
@@ -293,8 +160,8 @@ class Block {
   }
 
  private:
-  // A barrier. Numbers of the thread are read anew behind it, or the compiler would keep every address that follows from
-  // them in registers through all steps, and there are none to spare.
+  // A barrier. Numbers of the thread are read anew behind it, or the compiler would keep every address that follows
+  // from them in registers through all steps, and there are none to spare.
   __device__ void Sync() {
     __syncthreads();
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread_));
@@ -474,8 +341,7 @@ class Block {
 
   __device__ void CopyCodes(Side side) {
     const uint32_t lead = Lead(next_begin_[side]);
-    const std::byte* from =
-        args_.segment.base + view_.layout->codes + (size_t{next_begin_[side]} - lead) * kCodeAlign;
+    const std::byte* from = args_.segment.base + view_.layout->codes + (size_t{next_begin_[side]} - lead) * kCodeAlign;
     const uint32_t chunks = (lead + Words(side) + 3) / 4;
     for (uint32_t i = thread_; i < chunks; i += kDecodeThreads) {
       CopyAsync16(&shared_.codes[side][4 * i], from + size_t{i} * 16);
@@ -673,7 +539,7 @@ class Block {
   // Rows (tile, query row): the products of query and mean, turned to the tile's first position.
   __device__ void RotateMeans() {
     constexpr int kFragments = 2 * S::kSteps * kWarpSize / kDecodeThreads;  // of a thread
-    float2 cos[kFragments][2], sin[kFragments][2];  // [row]
+    float2 cos[kFragments][2], sin[kFragments][2];                          // [row]
 #pragma unroll
     for (int k = 0; k < kFragments; ++k) {
       const Fragment at(thread_ + k * kDecodeThreads);
@@ -990,6 +856,7 @@ class Block {
       }
     }
     const float deviation = thread_ < head_dim ? view_.deviations(kValues, head_)[thread_] : 0.0f;
+    const int order = !value_basis && thread_ < head_dim ? view_.order(kValues, head_)[thread_] : 0;
     auto& memory = shared_.merge;
     float m = -INFINITY, l = 0.0f;  // of the warp's row; l of the lane's parts
     // A thread: four code coordinates of a row, every kSets-th part.
@@ -1051,7 +918,10 @@ class Block {
       shared_.l[warp_] = l;
     }
     *reinterpret_cast<float4*>(&memory.sets[set][row][column]) = o;
-    if (thread_ < S::kDim) memory.deviations[thread_] = deviation;
+    if (thread_ < S::kDim) {
+      memory.deviations[thread_] = deviation;
+      memory.order[thread_] = order;
+    }
     __syncthreads();
     for (int i = thread_; i < R * S::kDim; i += kDecodeThreads) {
       const int r = i / S::kDim, c = i % S::kDim;
@@ -1086,13 +956,15 @@ class Block {
     for (int i = thread_; i < rows_ * S::kDim; i += kDecodeThreads) {
       const int r = i / S::kDim, c = i % S::kDim;
       if (c >= head_dim) continue;
-      const int to = value_basis ? c : view_.order(kValues, head_)[c];
-      float sum = value_basis ? 0.0f : memory.code[r][c];
+      float sum = shared_.l[r] * mean[c];
       if (value_basis) {
 #pragma unroll
         for (int w = 0; w < kDecodeWarps; ++w) sum += memory.model[w][r][c];
+      } else {
+        // Two code coordinates may stand for one of the model's.
+        for (int k = 0; k < head_dim; ++k) sum += memory.order[k] == c ? memory.code[r][k] : 0.0f;
       }
-      args_.out.o[StateRow(r) * head_dim + to] = fmaf(shared_.l[r], mean[to], sum);
+      args_.out.o[StateRow(r) * head_dim + c] = sum;
     }
     for (int i = thread_; i < parts * rows_; i += kDecodeThreads) {
       const int part = i / rows_, r = i % rows_;
@@ -1191,10 +1063,10 @@ class Block {
   Shared<N, R>& shared_;
   SpectralView view_;
   int head_, rows_, thread_, lane_, warp_;
-  int tile_ = 0, tile_end_ = 0;  // of the part: the step's first, the last one's next
-  int next_count_ = 0;           // tiles of the step that is being copied
-  uint32_t next_begin_[2] = {};  // of its codes
-  float m_ = -INFINITY, l_ = 0.0f;                    // of the warp's row; l of the lane's positions
+  int tile_ = 0, tile_end_ = 0;     // of the part: the step's first, the last one's next
+  int next_count_ = 0;              // tiles of the step that is being copied
+  uint32_t next_begin_[2] = {};     // of its codes
+  float m_ = -INFINITY, l_ = 0.0f;  // of the warp's row; l of the lane's positions
   float o_[N][kCodeGroup][2] = {};  // [32 coordinates][of a group][groups 2 (lane % 4), + 1], row lane / 4
 };
 
