@@ -73,7 +73,7 @@ struct CodecOptions {
 };
 
 // k for a prompt of `tokens` tokens: options.anchors if set, else the profile's rule; in [window, tokens]
-// when tokens >= window.
+// when tokens >= window. kAdaptive's rule is the least there can be; a layer may be worth more (docs/adaptive.md).
 int64_t AnchorCount(const CodecOptions& options, int64_t tokens);
 
 // Checks ranges; the message names the option, its value and what is allowed.

@@ -268,7 +268,7 @@ Result<Budget> PlanBudget(const LayerShape& shape, const CodecOptions& options) 
   }
   Budget budget;
   if (options.profile == Profile::kAdaptive) {
-    const SpectralBudget spectral = PlanSpectralBudget(shape, options);
+    const SpectralBudget spectral = PlanSpectralBudget(shape, options, AnchorCount(options, shape.tokens));
     budget.anchors = spectral.layout.exact;
     budget.base_bytes = static_cast<int64_t>(spectral.layout.total_bytes);
     budget.total_bytes = limit;

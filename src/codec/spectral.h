@@ -14,15 +14,15 @@ namespace anchorkv {
 // No code and no value basis.
 SpectralLayout SmallestSpectralLayout(const LayerShape& shape, const CodecOptions& options);
 
-// What is there before any code, with a value basis if the budget has room for one, and the bytes left for codes: not
-// negative where PlanBudget finds the shape feasible.
+// What is there before any code with `exact` tokens per head, with a value basis if the budget has room for one, and
+// the bytes left for codes: not negative where PlanBudget finds the shape feasible and `exact` is what it counts on.
 struct SpectralBudget {
   SpectralLayout layout;   // Place(0) done
   int64_t code_bytes = 0;  // for codes, scales and what fills tiles up
   // Bits of an average vector that is not exact.
   double average_bits() const noexcept;
 };
-SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& options);
+SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& options, int64_t exact);
 
 // Total bits of the codes of each rate, ascending; rate 0 has none.
 struct RateBits {

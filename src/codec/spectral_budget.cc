@@ -20,12 +20,12 @@ constexpr RateShares kMedium = {0, 1. / 8, 1. / 4, 3. / 8, 1. / 2, 3. / 4, 1};
 constexpr RateShares kRich = {0, 1. / 4, 1. / 2, 5. / 8, 3. / 4, 7. / 8, 1};
 constexpr int kRateStep = 8 * kCodeAlign;  // bits
 
-SpectralLayout BaseLayout(const LayerShape& shape, const CodecOptions& options, bool value_basis) {
+SpectralLayout BaseLayout(const LayerShape& shape, int64_t exact, bool value_basis) {
   SpectralLayout layout;
   layout.kv_heads = shape.kv_heads;
   layout.head_dim = shape.head_dim;
   layout.tokens = shape.tokens;
-  layout.exact = AnchorCount(options, shape.tokens);
+  layout.exact = exact;
   layout.value_basis = value_basis;
   layout.Place(0);
   return layout;
@@ -34,16 +34,16 @@ SpectralLayout BaseLayout(const LayerShape& shape, const CodecOptions& options, 
 }  // namespace
 
 SpectralLayout SmallestSpectralLayout(const LayerShape& shape, const CodecOptions& options) {
-  return BaseLayout(shape, options, /*value_basis=*/false);
+  return BaseLayout(shape, AnchorCount(options, shape.tokens), /*value_basis=*/false);
 }
 
-SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& options) {
+SpectralBudget PlanSpectralBudget(const LayerShape& shape, const CodecOptions& options, int64_t exact) {
   const auto limit = static_cast<int64_t>(std::floor(options.theta * static_cast<double>(shape.dense_bytes())));
   SpectralBudget budget;
-  budget.layout = SmallestSpectralLayout(shape, options);
+  budget.layout = BaseLayout(shape, exact, /*value_basis=*/false);
   budget.code_bytes = limit - static_cast<int64_t>(budget.layout.total_bytes);
   if (options.value_basis) {
-    const SpectralLayout with_basis = BaseLayout(shape, options, /*value_basis=*/true);
+    const SpectralLayout with_basis = BaseLayout(shape, exact, /*value_basis=*/true);
     const auto basis_bytes = static_cast<int64_t>(with_basis.total_bytes - budget.layout.total_bytes);
     if (static_cast<double>(basis_bytes) <= kBasisShare * static_cast<double>(budget.code_bytes)) {
       budget.layout = with_basis;

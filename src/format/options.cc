@@ -14,9 +14,6 @@ namespace {
 // kExtraAnchors besides the window.
 constexpr int64_t kTokensPerAnchor = 128;
 constexpr int64_t kExtraAnchors = 32;
-// Exact tokens of `adaptive`, likewise.
-constexpr int64_t kTokensPerExact = 400;
-constexpr int64_t kExtraExact = 8;
 constexpr double kMaxTheta = 2.0;
 constexpr int kMaxResidualBits = 4;
 
@@ -106,9 +103,6 @@ int64_t AnchorCount(const CodecOptions& options, int64_t tokens) {
   if (count == 0 && options.profile == Profile::kPaper) count = tokens / kTokensPerAnchor;
   if (count == 0 && options.profile == Profile::kBlend) {
     count = std::max(pinned + kExtraAnchors, tokens / kTokensPerAnchor);
-  }
-  if (count == 0 && options.profile == Profile::kAdaptive) {
-    count = std::max(pinned + kExtraExact, tokens / kTokensPerExact);
   }
   return std::min({std::max(count, pinned), tokens, kMaxAnchors});
 }

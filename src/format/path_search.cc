@@ -1,13 +1,11 @@
 #include "format/path_search.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 namespace anchorkv {
 namespace {
-
-// Units to try, as multiples of the given one.
-constexpr float kUnitFactors[] = {0.85f, 1.05f};
 
 int Reversed(int x, int bits) noexcept {
   int out = 0;
@@ -53,9 +51,15 @@ PathLevels::PathLevels(int bits) noexcept {
   }
 }
 
+const PathLevels& PathLevels::Of(int bits) noexcept {
+  static const std::array<PathLevels, kMaxCodeBits> tables = {PathLevels(1), PathLevels(2), PathLevels(3),
+                                                              PathLevels(4)};
+  return tables[static_cast<size_t>(bits - 1)];
+}
+
 void WalkPathsPlainly(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths) {
   ForEachRun(runs, [&](int bits, int first, int last) {
-    const PathLevels levels(bits);
+    const PathLevels& levels = PathLevels::Of(bits);
     for (int i = first; i < last; ++i) {
       for (int lane = 0; lane < kPathLanes; ++lane) Step(trace, weight[i], levels.of, bits, i, lane, paths);
     }
@@ -86,34 +90,56 @@ void PathSearch::Trace(int lane, int state, uint8_t* codes) const noexcept {
   }
 }
 
+int PathSearch::SeenMask() const noexcept {
+  int first_bits = 0;
+  ForEachRun(runs_, [&](int bits, int, int) { first_bits = std::max(first_bits, bits); });
+  return (1 << (kTrellisBits - first_bits)) - 1;
+}
+
+int PathSearch::EndOf(const uint8_t* codes) const noexcept {
+  int state = 0;
+  ForEachRun(runs_, [&](int bits, int first, int last) {
+    for (int i = first; i < last; ++i) state = (state << bits | Reversed(codes[i], bits)) % kPathStates;
+  });
+  return state;
+}
+
 void PathSearch::Run(const float* const* u, const float* units, int lanes, uint8_t* codes, int64_t stride) noexcept {
-  float best[kPathLanes];
-  float unit[kPathLanes] = {};
+  Load(u, units, lanes);
+  std::fill_n(&paths_.sums[0][0], kPathStates * kPathLanes, 0.0f);
+  WalkPaths(/*trace=*/false, weight_, runs_, &paths_);
   int end[kPathLanes] = {};
-  std::fill_n(best, kPathLanes, std::numeric_limits<float>::infinity());
-  for (const float factor : kUnitFactors) {
-    float tried[kPathLanes];
-    for (int lane = 0; lane < lanes; ++lane) tried[lane] = factor * units[lane];
-    Load(u, tried, lanes);
-    std::fill_n(&paths_.sums[0][0], kPathStates * kPathLanes, 0.0f);
-    WalkPaths(/*trace=*/false, weight_, runs_, &paths_);
-    for (int lane = 0; lane < lanes; ++lane) {
-      int least = 0;
-      for (int s = 1; s < kPathStates; ++s) least = paths_.sums[s][lane] < paths_.sums[least][lane] ? s : least;
-      const float sum = paths_.sums[least][lane] * (tried[lane] * tried[lane]);
-      if (!(sum < best[lane])) continue;
-      best[lane] = sum;
-      unit[lane] = tried[lane];
-      end[lane] = least;
+  for (int lane = 0; lane < lanes; ++lane) {
+    for (int s = 1; s < kPathStates; ++s)
+      end[lane] = paths_.sums[s][lane] < paths_.sums[end[lane]][lane] ? s : end[lane];
+  }
+  Close(end, units, lanes, codes, stride);
+}
+
+void PathSearch::RunFrom(const float* const* u, const float* units, int lanes, uint8_t* codes,
+                         int64_t stride) noexcept {
+  Load(u, units, lanes);
+  int end[kPathLanes] = {};
+  for (int lane = 0; lane < lanes; ++lane) end[lane] = EndOf(codes + lane * stride);
+  Close(end, units, lanes, codes, stride);
+}
+
+void PathSearch::Close(const int* end, const float* units, int lanes, uint8_t* codes, int64_t stride) noexcept {
+  const int seen = SeenMask();
+  for (int s = 0; s < kPathStates; ++s) {
+    for (int lane = 0; lane < kPathLanes; ++lane) {
+      paths_.sums[s][lane] = ((s ^ end[lane]) & seen) == 0 ? 0.0f : std::numeric_limits<float>::infinity();
     }
   }
-  Load(u, unit, lanes);
-  std::fill_n(&paths_.sums[0][0], kPathStates * kPathLanes, std::numeric_limits<float>::infinity());
-  for (int lane = 0; lane < kPathLanes; ++lane) paths_.sums[end[lane]][lane] = 0.0f;
   WalkPaths(/*trace=*/true, weight_, runs_, &paths_);
   for (int lane = 0; lane < lanes; ++lane) {
-    Trace(lane, end[lane], codes + lane * stride);
-    if (!(unit[lane] > 0.0f)) std::fill_n(codes + lane * stride, runs_.coordinates(), uint8_t{0});
+    if (!(units[lane] > 0.0f)) {
+      std::fill_n(codes + lane * stride, runs_.coordinates(), uint8_t{0});
+      continue;
+    }
+    int best = end[lane] & seen;
+    for (int s = best; s < kPathStates; s += seen + 1) best = paths_.sums[s][lane] < paths_.sums[best][lane] ? s : best;
+    Trace(lane, best, codes + lane * stride);
   }
 }
 

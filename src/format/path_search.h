@@ -30,24 +30,35 @@ void WalkPathsPlainly(bool trace, const float* weight, const CodeRuns& runs, Pat
 // Levels of the windows of `bits`-bit coordinates in the order of PathSums, factor included.
 struct PathLevels {
   explicit PathLevels(int bits) noexcept;
+  // Made once per width, 1 .. kMaxCodeBits.
+  static const PathLevels& Of(int bits) noexcept;
   float of[kTrellisWindows];
 };
 
 // For at most kPathLanes vectors: the codes of least sum_i weight[i] (u[i] - unit level[i])^2. The best path that may
-// begin in any state says in which state a code ends; then the best path is taken of those that begin and end there.
+// begin in any state says in which state a code ends; then the best path is taken of those whose beginning sees what
+// that state shows of the end, and whose end shows the same.
 class PathSearch {
  public:
   // weight [coordinates]; borrowed like runs.
   PathSearch(const float* weight, const CodeRuns& runs) noexcept;
 
-  // u [lanes], each [coordinates]; units [lanes], about the best ones (0: all codes 0). Row v of codes, `stride` apart:
-  // the own bits of each coordinate.
+  // u [lanes], each [coordinates]; units [lanes] (0: all codes 0). Row v of codes, `stride` apart: the own bits of each
+  // coordinate.
   void Run(const float* const* u, const float* units, int lanes, uint8_t* codes, int64_t stride) noexcept;
+  // The same among the paths whose first coordinate sees of the end what it sees in `codes`.
+  void RunFrom(const float* const* u, const float* units, int lanes, uint8_t* codes, int64_t stride) noexcept;
 
  private:
   void Load(const float* const* u, const float* units, int lanes) noexcept;
+  // Bits of the end that the first coordinate's window holds, as a mask of states.
+  int SeenMask() const noexcept;
+  // The best path of each lane from the states that agree with end[lane] in what is seen, to one of them.
+  void Close(const int* end, const float* units, int lanes, uint8_t* codes, int64_t stride) noexcept;
   // The way of one lane back from a state.
   void Trace(int lane, int state, uint8_t* codes) const noexcept;
+  // The state in which a code ends.
+  int EndOf(const uint8_t* codes) const noexcept;
 
   const float* weight_;
   const CodeRuns& runs_;

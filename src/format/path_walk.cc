@@ -66,7 +66,7 @@ HWY_INLINE void Step(const float* HWY_RESTRICT levels, float weight_of, int i, i
 
 template <bool kTrace>
 void WalkRun(const float* weight, int bits, int first, int last, PathSums* paths) {
-  const PathLevels levels(bits);
+  const PathLevels& levels = PathLevels::Of(bits);
   const auto walk = [&](auto width) HWY_ATTR {
     for (int i = first; i < last; ++i) {
       for (int lane = 0; lane < kPathLanes; lane += kLanes) {

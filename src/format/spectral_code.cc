@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/half.h"
+#include "format/error_model.h"
 #include "format/path_search.h"
 
 namespace anchorkv {
@@ -13,13 +14,6 @@ namespace {
 constexpr int kScaleSteps = 8;  // per octave
 constexpr int kUnitScale = 128;
 constexpr int kMaxScaleByte = 255;
-// A vector with a coordinate beyond this many units is tried with wider units as well: few coordinates may hold most of
-// it, and the highest level of four bits is 2.73.
-constexpr float kFarLevels = 2.0f;
-constexpr float kWiden = 1.5f;
-// Mean squared error of a trellis over that of Lloyd-Max quantisers of the same width.
-constexpr double kTrellisGain = 0.76;
-
 const std::array<float, kMaxScaleByte + 1>& ScaleTable() noexcept {
   static const std::array<float, kMaxScaleByte + 1> table = [] {
     std::array<float, kMaxScaleByte + 1> scales = {};
@@ -67,85 +61,108 @@ uint8_t SpectralScaleByte(float scale) noexcept {
 
 namespace {
 
-// The unit for codes of u, and what scalar Lloyd-Max quantisers of it leave of the coded coordinates.
-struct Unit {
-  float value = 0.0f;  // 0: no unit improves on nothing
-  double error = 0.0;
-};
+// How much more a coordinate that is refined weighs in the second search: that much that no other is worth its change.
+constexpr float kHold = 100.0f;
 
-Unit ChooseUnit(const float* u, const float* weight, const CodeRuns& runs) noexcept {
-  const int coded = runs.coordinates();
-  const float squares = TreeDot(u, u, coded);
-  float weighted[kMaxHeadDim];
-  for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * u[i];
-  const double energy = TreeDot(u, weighted, coded);
-  Unit best{0.0f, energy};
-  if (!(squares > 0.0f)) return best;
-  const auto attempt = [&](float unit) {
-    const float inverse = 1.0f / unit;
-    float levels[kMaxHeadDim];
-    ForEachRun(runs, [&](int bits, int first, int last) {
-      const std::span<const float> table = Levels(bits, /*uniform=*/false);
-      int below[kMaxHeadDim];
-      std::fill(below + first, below + last, 0);
-      for (const float boundary : Boundaries(bits, /*uniform=*/false)) {
-        for (int i = first; i < last; ++i) below[i] += u[i] * inverse >= boundary ? 1 : 0;
-      }
-      for (int i = first; i < last; ++i) levels[i] = table[static_cast<size_t>(below[i])];
-    });
-    for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * levels[i];
-    const double products = TreeDot(u, weighted, coded);
-    const double norms = TreeDot(levels, weighted, coded);
-    if (!(products > 0.0) || !(norms > 0.0)) return;
-    const double error = std::max(energy - products * products / norms, 0.0);
-    if (error < best.error) best = {unit, error};
+// The codes of kPathLanes vectors or fewer.
+class BatchQuantizer {
+ public:
+  BatchQuantizer(const float* weight, const int16_t* refines, int n, const CodeRuns& runs) noexcept
+      : refines_(refines), runs_(runs), model_(weight, refines, n, runs), search_(model_.weight, runs) {
+    std::copy_n(model_.weight, coded(), held_);
+    for (int i = 0; i < coded(); ++i) {
+      if (!IsRefinement(i)) continue;
+      held_[i] = weight[i];
+      held_[refines[i]] = kHold * weight[refines[i]];
+    }
+  }
+
+  void Run(const float* const* u, int lanes, uint8_t* codes, uint8_t* scales, float* errors) noexcept {
+    alignas(64) float coordinates[kMaxHeadDim][kPathLanes];
+    LoadLanes(u, lanes, model_.n, coordinates);
+    UnitChoice units;
+    ChooseUnits(model_, coordinates, &units);
+    search_.Run(u, units.unit, lanes, codes, coded());
+    if (model_.primaries < coded()) Refine(u, lanes, codes);
+    for (int lane = 0; lane < lanes; ++lane) Fit(u[lane], codes + lane * coded(), scales + lane, errors, lane);
+  }
+
+ private:
+  int coded() const noexcept { return model_.coded; }
+  bool IsRefinement(int i) const noexcept { return refines_ != nullptr && refines_[i] >= 0; }
+
+  // Products of u with levels and of levels with themselves, both weighted; refinements count in what they refine.
+  struct Sums {
+    double products, norms;
+    uint8_t scale() const noexcept {
+      return SpectralScaleByte(norms > 0.0 ? static_cast<float>(products / norms) : 0.0f);
+    }
   };
-  const float rms = std::sqrt(squares / static_cast<float>(coded));
-  attempt(rms);
-  float peak = 0.0f;
-  for (int i = 0; i < coded; ++i) peak = std::max(peak, std::fabs(u[i]));
-  for (float unit = kWiden * rms; unit < peak / kFarLevels; unit *= kWiden) attempt(unit);
-  return best;
-}
+  Sums SumsOf(const float* u, const float* levels) const noexcept {
+    float weighted[kMaxHeadDim];
+    for (int i = 0; i < coded(); ++i) weighted[i] = model_.weight[i] * levels[i];
+    return {TreeDot(u, weighted, coded()), TreeDot(levels, weighted, coded())};
+  }
+
+  // The first search gave refinements any codes. With the scale that fits the others, what is left is coded.
+  void Refine(const float* const* u, int lanes, uint8_t* codes) noexcept {
+    float targets[kPathLanes][kMaxHeadDim];
+    const float* target[kPathLanes];
+    float scales[kPathLanes] = {};
+    for (int lane = 0; lane < lanes; ++lane) {
+      float levels[kMaxHeadDim];
+      LevelsOf(codes + lane * coded(), runs_, levels);
+      scales[lane] = SpectralScale(SumsOf(u[lane], levels).scale());
+      std::copy_n(u[lane], coded(), targets[lane]);
+      for (int i = 0; i < coded(); ++i) {
+        if (!IsRefinement(i)) continue;
+        const int of = refines_[i];
+        const float found = scales[lane] * levels[of];
+        targets[lane][i] = (u[lane][of] - found) / kRefinement;
+        targets[lane][of] = found;
+      }
+      target[lane] = targets[lane];
+    }
+    PathSearch(held_, runs_).RunFrom(target, scales, lanes, codes, coded());
+  }
+
+  void Fit(const float* u, uint8_t* code, uint8_t* scale, float* errors, int lane) const noexcept {
+    float levels[kMaxHeadDim];
+    LevelsOf(code, runs_, levels);
+    for (int i = coded() - 1; i >= 0; --i) {
+      if (IsRefinement(i)) levels[refines_[i]] += kRefinement * levels[i];
+    }
+    const Sums sums = SumsOf(u, levels);
+    *scale = sums.scale();
+    const double stored = SpectralScale(*scale);
+    const double gain = stored * (2.0 * sums.products - stored * sums.norms);
+    if (errors != nullptr) {
+      float weighted[kMaxHeadDim];
+      for (int i = 0; i < model_.n; ++i) weighted[i] = model_.weight[i] * u[i];
+      const double energy = TreeDot(u, weighted, model_.n);
+      errors[lane] = static_cast<float>(std::clamp(energy - gain, 0.0, energy));
+    }
+    if (gain > 0.0) return;
+    *scale = 0;
+    std::fill_n(code, coded(), uint8_t{0});
+  }
+
+  const int16_t* refines_;
+  const CodeRuns& runs_;
+  ErrorModel model_;
+  float held_[kMaxHeadDim];  // weights of the second search
+  PathSearch search_;
+};
 
 }  // namespace
 
-void QuantizeSpectral(const float* const* u, int count, const float* weight, int n, const CodeRuns& runs,
-                      uint8_t* codes, uint8_t* scales, float* errors) noexcept {
-  const int coded = runs.coordinates();
-  PathSearch search(weight, runs);
+void QuantizeSpectral(const float* const* u, int count, const float* weight, const int16_t* refines, int n,
+                      const CodeRuns& runs, uint8_t* codes, uint8_t* scales, float* errors) noexcept {
+  BatchQuantizer quantizer(weight, refines, n, runs);
   for (int first = 0; first < count; first += kPathLanes) {
-    const int lanes = std::min(kPathLanes, count - first);
-    float units[kPathLanes] = {};
-    for (int lane = 0; lane < lanes; ++lane) units[lane] = ChooseUnit(u[first + lane], weight, runs).value;
-    search.Run(u + first, units, lanes, codes + int64_t{first} * coded, coded);
+    quantizer.Run(u + first, std::min(kPathLanes, count - first), codes + int64_t{first} * runs.coordinates(),
+                  scales + first, errors == nullptr ? nullptr : errors + first);
   }
-  for (int v = 0; v < count; ++v) {
-    uint8_t* code = codes + int64_t{v} * coded;
-    float weighted[kMaxHeadDim];
-    for (int i = 0; i < n; ++i) weighted[i] = weight[i] * u[v][i];
-    const double energy = TreeDot(u[v], weighted, n);
-    float levels[kMaxHeadDim];
-    LevelsOf(code, runs, levels);
-    for (int i = 0; i < coded; ++i) weighted[i] = weight[i] * levels[i];
-    const double products = TreeDot(u[v], weighted, coded);
-    const double norms = TreeDot(levels, weighted, coded);
-    scales[v] = SpectralScaleByte(norms > 0.0 ? static_cast<float>(products / norms) : 0.0f);
-    const double stored = SpectralScale(scales[v]);
-    const double error = std::max(energy - stored * (2.0 * products - stored * norms), 0.0);
-    errors[v] = static_cast<float>(std::min(error, energy));
-    if (error < energy) continue;
-    scales[v] = 0;
-    std::fill_n(code, coded, uint8_t{0});
-  }
-}
-
-float EstimateSpectralError(const float* u, const float* weight, int n, const CodeRuns& runs) noexcept {
-  const int coded = runs.coordinates();
-  float weighted[kMaxHeadDim];
-  for (int i = coded; i < n; ++i) weighted[i - coded] = weight[i] * u[i];
-  const double uncoded = TreeDot(u + coded, weighted, n - coded);
-  return static_cast<float>(uncoded + kTrellisGain * ChooseUnit(u, weight, runs).error);
 }
 
 void PackSpectral(const uint8_t* codes, const CodeRuns& runs, uint8_t* out) noexcept {

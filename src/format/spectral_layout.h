@@ -10,7 +10,7 @@
 //   exact_values      f16   [H, k, D]
 //   key_mean          f32   [H, D]     before RoPE
 //   value_mean        f32   [H, D]
-//   key_order         u8    [H, D]     code coordinate i is model coordinate key_order[i]
+//   key_order         u8    [H, D]     code coordinate i is part of model coordinate key_order[i]
 //   value_order       u8    [H, D]     the same, used without a value basis
 //   deviations        f32   [2, H, D]  unit of a code coordinate: keys, then values
 //   basis             i8    [H, D, D]  only with a value basis: row i is the direction of code coordinate i
@@ -18,6 +18,9 @@
 //   tags              u64   [2, H, B, 3]  three bit planes: rate of position 64 b + j is bit j of each plane
 //   offsets           u32   [2, H, B]  where a tile's block starts, in 4-byte units from `codes`
 //   codes             u8    blocks of tiles: keys of all heads, then values
+//
+// A model coordinate is the sum of its code coordinates: none, one, or a coarse one and one that refines it
+// (kMaxRepeats); so is the direction of an axis, whose row of the basis then stands there twice.
 //
 // A tag is the rate of the vector, 0 .. R - 1, or kExactTag at exact positions (of both sides) and at padding positions
 // of the last tile. Rate 0 has no code. The block of a tile lists the vectors of rates 1, 2, ... in turn, each rate in
@@ -42,7 +45,8 @@ inline constexpr int kExactTag = 7;
 inline constexpr int kTagPlanes = 3;
 inline constexpr int kCodeGroup = 4;  // coordinates that share a width
 inline constexpr int kMaxCodeBits = 4;
-inline constexpr int kCodeAlign = 4;  // bytes
+inline constexpr int kCodeAlign = 4;   // bytes
+inline constexpr int kMaxRepeats = 2;  // of a model coordinate in an order
 
 // How one rate of one head spends its bits: the first 4 * groups[0] code coordinates have 4 bits, the next
 // 4 * groups[1] have 3, then 2, then 1; the rest have none.

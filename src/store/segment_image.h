@@ -28,7 +28,7 @@ std::string FormatName(SegmentFormat format);
 // Raised whenever the meaning of a format's numbers or bytes changes.
 inline constexpr uint32_t kRowsVersion = 1;
 inline constexpr uint32_t kAnchorVersion = 1;
-inline constexpr uint32_t kSpectralVersion = 1;
+inline constexpr uint32_t kSpectralVersion = 2;  // 1: every coordinate once
 
 struct SegmentImage {
   SegmentFormat format = SegmentFormat::kRows;

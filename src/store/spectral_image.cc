@@ -29,14 +29,13 @@ Status CheckExact(const SpectralView& view, int head) {
 
 Status CheckCoordinates(const SpectralView& view, Side side, int head) {
   const SpectralLayout& layout = *view.layout;
-  bool seen[kMaxSpectralDim] = {};
+  int seen[kMaxSpectralDim] = {};
   const uint8_t* order = view.order(side, head);
   const bool ordered = side == kKeys || !layout.value_basis;  // else nothing reads the order
   for (int i = 0; i < layout.head_dim; ++i) {
-    if (ordered && (order[i] >= layout.head_dim || seen[order[i]])) {
+    if (ordered && (order[i] >= layout.head_dim || ++seen[order[i]] > kMaxRepeats)) {
       return DataLoss("the order of coordinates of the " + Where(side, head) + " is damaged");
     }
-    seen[order[i]] = true;
   }
   for (int rate = 0; rate < kSpectralRates; ++rate) {
     const CodeRuns& runs = view.runs(side, head)[rate];

@@ -185,7 +185,7 @@ TEST(Context, LaterSegmentFormatsAreNamed) {
   const Status status = ContextImage::Make(context).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_NE(status.message().find("layer 1"), std::string::npos);
-  EXPECT_NE(status.message().find("anchor version 2; this program reads rows 1, anchor 1 and adaptive 1"),
+  EXPECT_NE(status.message().find("anchor version 2; this program reads rows 1, anchor 1 and adaptive 2"),
             std::string::npos)
       << status.message();
 }

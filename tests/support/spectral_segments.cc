@@ -224,6 +224,8 @@ class Maker {
         for (size_t i = of_head.size(); i > 1; --i) {
           std::swap(of_head[i - 1], of_head[random_.Below(static_cast<int64_t>(i))]);
         }
+        for (int i = 0; spec.repeats && i < spec.head_dim / 3; ++i) of_head[of_head.size() - 1 - i] = of_head[i];
+        if (spec.repeats) std::rotate(of_head.begin(), of_head.begin() + spec.head_dim / 5, of_head.end());
         order.insert(order.end(), of_head.begin(), of_head.end());
       }
       if (side == kKeys || !spec.value_basis) Write(layout.orders[side], order);
@@ -266,6 +268,8 @@ std::vector<SpectralSpec> SpectralSpecs() {
       {.name = "plain"},
       {.name = "basis", .value_basis = true},
       {.name = "interleaved", .pairing = kInterleaved},
+      {.name = "repeats", .repeats = true},
+      {.name = "repeats_d128", .kv_heads = 1, .head_dim = 128, .tokens = 130, .repeats = true},
       {.name = "d8", .kv_heads = 3, .head_dim = 8, .tokens = 90, .exact = 4, .value_basis = true},
       {.name = "d40", .head_dim = 40, .tokens = 130},
       {.name = "d40_basis_interleaved",

@@ -29,6 +29,7 @@ struct SpectralSpec {
   int64_t exact = 9;
   bool exact_tile = false;  // the exact positions fill tile 1 first
   bool value_basis = false;
+  bool repeats = false;         // orders name some coordinates twice and others never
   bool uncoded = false;         // every vector has rate 0
   bool extreme_scales = false;  // scale bytes 0 and 255, and few others
   SpectralRuns runs = SpectralRuns::kAwkward;

@@ -135,11 +135,13 @@ __global__ void ToModelCoordinatesKernel(const __grid_constant__ DeviceSpectralS
   const float* mean = view.mean(kValues, head);
   const uint8_t* order = view.order(kValues, head);
   for (int d = static_cast<int>(threadIdx.x); d < head_dim; d += static_cast<int>(blockDim.x)) {
+    float sum = l * mean[d];
     if (!segment.layout.value_basis) {
-      o[order[d]] = fmaf(l, mean[order[d]], code[d]);
+      // Two code coordinates may stand for one of the model's.
+      for (int i = 0; i < head_dim; ++i) sum += order[i] == d ? code[i] : 0.0f;
+      o[d] = sum;
       continue;
     }
-    float sum = l * mean[d];
     const int8_t* directions = view.basis(head) + d;
 #pragma unroll 8
     for (int i = 0; i < head_dim; ++i) sum = fmaf(code[i], static_cast<float>(directions[i * head_dim]), sum);

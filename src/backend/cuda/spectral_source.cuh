@@ -29,12 +29,14 @@ struct SpectralSource {
     const Place places = FindPlaces(view, side, head, at_tile, count);
     const uint8_t* block = view.block(side, head, at_tile);
     WarpVector<N> deviations;
-    int target[N];  // of a code coordinate in the row
+    int target[N];   // of a code coordinate in the row
+    bool second[N];  // a lower lane has the same one: two code coordinates may stand for one of the model's
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const int i = LaneId() + kWarpSize * j;
       deviations.x[j] = i < head_dim ? view.deviations(side, head)[i] : 0.0f;
       target[j] = side == kKeys && i < head_dim ? view.order(side, head)[i] : i;
+      second[j] = (__match_any_sync(kAllLanes, target[j]) & ((1u << LaneId()) - 1)) != 0;
     }
     if (side == kKeys) {
       StoreRotatedMeans<N>(view, head, start, count, rows, tile);
@@ -60,7 +62,12 @@ struct SpectralSource {
           continue;
         }
 #pragma unroll
-        for (int j = 0; j < N; ++j) row[target[j]] += batch[b].x[j];
+        for (int j = 0; j < N; ++j) {
+          if (!second[j]) row[target[j]] += batch[b].x[j];
+          __syncwarp();
+          if (second[j]) row[target[j]] += batch[b].x[j];
+          __syncwarp();
+        }
       }
     }
   }
