@@ -78,6 +78,8 @@ CacheConfig Engine::cache_config() const {
   config.q_heads = info().q_heads;
   config.kv_heads = info().kv_heads;
   config.head_dim = info().head_dim;
+  config.sliding_window = info().sliding_window;
+  config.sliding_layers = info().sliding_layers;
   return config;
 }
 
@@ -107,6 +109,11 @@ Status Engine::CheckCache(const KvCache* cache) const {
                            std::to_string(config.kv_heads) + " key/value heads of " + std::to_string(config.head_dim) +
                            " elements against " + std::to_string(info.layers) + ", " + std::to_string(info.kv_heads) +
                            " and " + std::to_string(info.head_dim));
+  }
+  if (config.sliding_window != info.sliding_window || config.sliding_layers != info.sliding_layers) {
+    return InvalidArgument("the cache was made for another model: " + std::to_string(config.sliding_count()) +
+                           " layers with a sliding window of " + std::to_string(config.sliding_window) +
+                           " tokens against one of " + std::to_string(info.sliding_window));
   }
   return Status();
 }

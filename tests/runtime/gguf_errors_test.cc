@@ -109,7 +109,7 @@ TEST_F(GgufErrors, OtherArchitecture) {
   TinySpec spec;
   spec.architecture = "mamba";
   ExpectError(ErrorOf(Write(spec)), StatusCode::kUnsupported,
-              "architecture mamba is not supported; supported: llama, qwen2");
+              "architecture mamba is not supported; supported: llama, qwen2, qwen3, gemma3");
 }
 
 TEST_F(GgufErrors, OtherRopeScaling) {
