@@ -60,18 +60,20 @@ void SlidingTail::DropPrompt() noexcept {
 }
 
 bool SlidingTail::CanTruncate(int64_t n) const noexcept {
+  if (n == 0) return true;
   return n <= end_ && (first_ <= Needed(n) || (n == prompt_end_ && checkpoint_.capacity() > 0));
 }
 
 void SlidingTail::Truncate(int64_t n) noexcept {
-  if (first_ > Needed(n)) {
+  if (n == 0) {
+    first_ = 0;
+  } else if (first_ > Needed(n)) {
     first_ = Needed(n);
     rows_.CopyFrom(checkpoint_, 0, n - first_);
   }
   end_ = n;
   if (n <= prompt_end_) checkpoint_.Release();
   if (n < prompt_end_) prompt_end_ = 0;
-  if (n == 0) first_ = 0;
 }
 
 int64_t SlidingTail::used_bytes() const noexcept {

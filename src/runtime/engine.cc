@@ -61,6 +61,9 @@ Result<std::unique_ptr<Engine>> Engine::Load(const std::string& path, const Engi
   if (options.device == Device::kCpu) {
     AKV_ASSIGN_OR_RETURN(engine, HostEngine::Make(file, std::move(spec), rope, resolved));
   } else {
+    if (info.architecture != "llama" && info.architecture != "qwen2") {
+      return Unsupported("architecture " + info.architecture + " is not supported on a GPU yet; supported there: llama, qwen2");
+    }
 #ifdef ANCHORKV_HAS_CUDA
     AKV_ASSIGN_OR_RETURN(engine, cuda::CudaEngine::Make(file, std::move(spec), rope, resolved));
 #else
@@ -139,8 +142,9 @@ Status Engine::CheckImages(const CacheConfig& config, std::span<const SegmentIma
     return InvalidArgument(std::to_string(layers.size()) + " stored layers for a cache of " +
                            std::to_string(config.layers));
   }
-  if (layers.front().tokens() > rope_->max_position()) {
-    return InvalidArgument("the stored prompt has " + std::to_string(layers.front().tokens()) +
+  const int64_t tokens = layers.front().first_position + layers.front().tokens();
+  if (tokens > rope_->max_position()) {
+    return InvalidArgument("the stored prompt has " + std::to_string(tokens) +
                            " tokens; the context holds " + std::to_string(rope_->max_position()));
   }
   return Status();
