@@ -127,11 +127,10 @@ void PrintPlan(const char* what, const Json& plan, int layers) {
                           plan["anchors"].get<int64_t>(), 100 * plan["residual_share_k"].get<double>(),
                           100 * plan["residual_share_v"].get<double>());
     const int compressed = plan["layers_compressed"].get<int>();
-    fmt::print("; {} {:.4g}x compresses {} layers, together {} ({}; at most {:.2f}x)", plan["profile"].get<std::string>(),
-               1 / plan["theta"].get<double>(),
+    fmt::print("; {} {:.4g}x compresses {} layers, together {} ({}; at most {:.2f}x)",
+               plan["profile"].get<std::string>(), 1 / plan["theta"].get<double>(),
                compressed == layers ? fmt::format("all {}", layers) : fmt::format("{} of {}", compressed, layers),
-               FormatBytes(plan["resident_bytes"].get<double>()), codes,
-               plan["max_ratio"].get<double>());
+               FormatBytes(plan["resident_bytes"].get<double>()), codes, plan["max_ratio"].get<double>());
   } else {
     fmt::print("; no layer would be compressed: {}", plan["reason"].get<std::string>());
   }

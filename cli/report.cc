@@ -86,7 +86,6 @@ nlohmann::ordered_json CacheJson(const CacheConfig& config, const ByteBill& bill
       {"ratio", bill.ratio()},
       {"layers_compressed", bill.layers_compressed},
       {"layers_total", bill.layers_total},
-      {"layers_sliding", bill.layers_sliding},
       {"layers_not_compressed", NotCompressed(config, bill)},
       {"residual_share_k", bill.residual_share_k},
       {"residual_share_v", bill.residual_share_v},

@@ -62,7 +62,8 @@ Result<std::unique_ptr<Engine>> Engine::Load(const std::string& path, const Engi
     AKV_ASSIGN_OR_RETURN(engine, HostEngine::Make(file, std::move(spec), rope, resolved));
   } else {
     if (info.architecture != "llama" && info.architecture != "qwen2") {
-      return Unsupported("architecture " + info.architecture + " is not supported on a GPU yet; supported there: llama, qwen2");
+      return Unsupported("architecture " + info.architecture +
+                         " is not supported on a GPU yet; supported there: llama, qwen2");
     }
 #ifdef ANCHORKV_HAS_CUDA
     AKV_ASSIGN_OR_RETURN(engine, cuda::CudaEngine::Make(file, std::move(spec), rope, resolved));
@@ -144,8 +145,8 @@ Status Engine::CheckImages(const CacheConfig& config, std::span<const SegmentIma
   }
   const int64_t tokens = layers.front().first_position + layers.front().tokens();
   if (tokens > rope_->max_position()) {
-    return InvalidArgument("the stored prompt has " + std::to_string(tokens) +
-                           " tokens; the context holds " + std::to_string(rope_->max_position()));
+    return InvalidArgument("the stored prompt has " + std::to_string(tokens) + " tokens; the context holds " +
+                           std::to_string(rope_->max_position()));
   }
   return Status();
 }

@@ -74,7 +74,8 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // kUnsupported when the device is not part of this build or does not run such models, kNotFound when the machine does not have it.
+  // kUnsupported when the device is not part of this build or does not run such models, kNotFound when the machine does
+  // not have it.
   static Result<std::unique_ptr<Engine>> Load(const std::string& path, const EngineOptions& options);
   virtual ~Engine() = default;
 

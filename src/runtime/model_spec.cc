@@ -340,7 +340,9 @@ Result<ModelSpec> ReadModelSpec(const GgufFile& file) {
   if (std::find(std::begin(kArchitectures), std::end(kArchitectures), info.architecture) == std::end(kArchitectures)) {
     std::string supported;
     for (const char* name : kArchitectures) supported += (supported.empty() ? "" : ", ") + std::string(name);
-    return Unsupported("architecture " + info.architecture + " is not supported; supported: " + supported);
+    const bool experts = info.architecture.find("moe") != std::string::npos;
+    return Unsupported("architecture " + info.architecture + (experts ? " (mixture of experts)" : "") +
+                       " is not supported; supported: " + supported);
   }
   AKV_RETURN_IF_ERROR(file.Read("general.name", Need::kOptional, &info.name));
   AKV_RETURN_IF_ERROR(ReadShape(file, &spec));

@@ -153,8 +153,7 @@ Status CheckContext(const StoredContext& context) {
     if (layer.first_position != first || layer.tokens() != tokens - first || layer.format != format) {
       return DataLoss(LayerName(l) + " holds " + std::to_string(layer.tokens()) + " tokens from position " +
                       std::to_string(layer.first_position) + " in format " + FormatName(layer.format) + "; expected " +
-                      std::to_string(tokens - first) + " from " + std::to_string(first) + " in " +
-                      FormatName(format));
+                      std::to_string(tokens - first) + " from " + std::to_string(first) + " in " + FormatName(format));
     }
     if (format == SegmentFormat::kRows && RowsType(layer) != config.tail_type) {
       return DataLoss("its rows have another element type than its options say");

@@ -2,7 +2,6 @@
 // and cuts fall.
 #include <gtest/gtest.h>
 
-
 #include "cache/cache_driver.h"
 
 namespace anchorkv {
@@ -35,8 +34,8 @@ TEST(SlidingLayers, EqualDenseAttentionOverTheWindow) {
         // Steps around the window, and enough of them that rows move to the front.
         for (const int tokens : {1, 1, 7, 60, 150, 33, 1, 2, 129, 1}) {
           driver.Step(tokens, 2);
-          EXPECT_LT(driver.Error(), 1e-3) << backend->name() << " window " << window << " prompt " << prompt
-                                          << " step " << tokens;
+          EXPECT_LT(driver.Error(), 1e-3)
+              << backend->name() << " window " << window << " prompt " << prompt << " step " << tokens;
         }
       }
     }

@@ -139,7 +139,10 @@ std::string WriteTinyModel(const ScratchDirectory& directory, const std::string&
                                         : ggml_new_tensor_2d(context.get(), tensor.type, tensor.ne0, tensor.ne1);
     ggml_set_name(made, tensor.name.c_str());
     const std::vector<float> values = Values(spec, tensor, &random);
-    ggml_quantize_chunk(tensor.type, values.data(), made->data, 0, tensor.ne1, tensor.ne0, nullptr);
+    // Some types want to know which inputs matter: all alike.
+    const std::vector<float> importance(static_cast<size_t>(tensor.ne0), 1.0f);
+    ggml_quantize_chunk(tensor.type, values.data(), made->data, 0, tensor.ne1, tensor.ne0,
+                        ggml_quantize_requires_imatrix(tensor.type) ? importance.data() : nullptr);
     data.push_back(made);
   }
   for (int part = 0; part < spec.parts; ++part) {
