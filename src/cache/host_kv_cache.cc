@@ -96,7 +96,8 @@ struct HostKvCache::Impl {
   Status AddRows(int layer, int64_t length, std::span<const std::byte> rows);
   Status AddSegment(int layer, std::shared_ptr<const Segment> segment);
   Status Prepare(int new_tokens, int threads);
-  Result<std::shared_ptr<const Segment>> CompressTailOfLayer(int layer) const;
+  Result<double> TailTheta() const;
+  Result<std::shared_ptr<const Segment>> CompressTailOfLayer(int layer, double theta) const;
   Status CompressTail();
 };
 
@@ -314,7 +315,27 @@ Status HostKvCache::Impl::Prepare(int new_tokens, int threads) {
 
 // --- Compression of the tail
 
-Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(int layer) const {
+// The share of its dense bytes that the tail's segment gets: theta; or where a segment this short cannot reach theta,
+// the least it can, as long as theta holds over all segments together: those before it may have left bytes over.
+// kInfeasible when it does not.
+Result<double> HostKvCache::Impl::TailTheta() const {
+  const LayerShape shape{config.kv_heads, config.head_dim, tail_rows()};
+  const Status status = PlanBudget(shape, config.codec).status();
+  if (status.code() != StatusCode::kInfeasible) return status.ok() ? Result<double>(config.codec.theta) : status;
+  CodecOptions least = config.codec;
+  least.theta = 1.0 / MaxRatio(shape, config.codec);
+  if (!(least.theta < 1.0)) return status;
+  const double allowed = config.codec.theta * static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
+  for (const Layer& layer : layers) {
+    if (layer.sliding != nullptr) continue;
+    double bytes = least.theta * static_cast<double>(shape.dense_bytes());
+    for (const auto& segment : layer.segments) bytes += static_cast<double>(segment->resident_bytes());
+    if (bytes > allowed) return status;
+  }
+  return least.theta;
+}
+
+Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(int layer, double theta) const {
   const Layer& from = layers[static_cast<size_t>(layer)];
   const int64_t rows = tail_rows();
   const int64_t side = int64_t{config.kv_heads} * rows * config.head_dim;
@@ -338,7 +359,9 @@ Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(in
   PriorBuffer prior;
   AKV_RETURN_IF_ERROR(prior.Compute(from.segments, queries, config.kv_heads));
   const LayerInput input{layer, keys, values, queries, compressed, rope.get(), prior.state()};
-  return CompressLayer(input, config.codec, *backend);
+  CodecOptions options = config.codec;
+  options.theta = theta;
+  return CompressLayer(input, options, *backend);
 }
 
 Status HostKvCache::Impl::CompressTail() {
@@ -347,10 +370,10 @@ Status HostKvCache::Impl::CompressTail() {
   // After Truncate the ring may lack queries of the window; they come back within a window of new tokens.
   if (tokens - queries_from < window()) return {};
   if (prompt_tokens != 0) return InvalidArgument("the tail cannot be compressed inside a prompt");
-  const auto budget = PlanBudget({config.kv_heads, config.head_dim, rows}, config.codec);
-  if (!budget.ok()) {
-    if (budget.status().code() != StatusCode::kInfeasible) return budget.status();
-    uncompressed_reason = "the last " + std::to_string(rows) + " tokens stay exact: " + budget.status().message();
+  const Result<double> theta = TailTheta();
+  if (!theta.ok()) {
+    if (theta.status().code() != StatusCode::kInfeasible) return theta.status();
+    uncompressed_reason = "the last " + std::to_string(rows) + " tokens stay exact: " + theta.status().message();
     return {};
   }
   // All layers or none: the segments are added when every layer has its own.
@@ -361,7 +384,7 @@ Status HostKvCache::Impl::CompressTail() {
       fresh.push_back(nullptr);
       continue;
     }
-    AKV_ASSIGN_OR_RETURN(auto segment, CompressTailOfLayer(l));
+    AKV_ASSIGN_OR_RETURN(auto segment, CompressTailOfLayer(l, *theta));
     layers[static_cast<size_t>(l)].segments.reserve(layers[static_cast<size_t>(l)].segments.size() + 1);
     fresh.push_back(std::move(segment));
   }
