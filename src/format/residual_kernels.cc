@@ -27,25 +27,55 @@ constexpr float kMaxHalf = 65504.0f;
 using Tag = hn::CappedTag<float, 8>;
 constexpr int kLanes = static_cast<int>(HWY_LANES(float) < 8 ? HWY_LANES(float) : 8);
 
-float Dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int n) {
-  const Tag d;
-  constexpr int kVectors = kTreeLanes / kLanes;
-  hn::Vec<Tag> sum[kVectors];
-  for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
-  int i = 0;
-  for (; i + kTreeLanes <= n; i += kTreeLanes) {
-    for (int v = 0; v < kVectors; ++v) {
-      const int at = i + v * kLanes;
-      sum[v] = hn::Add(sum[v], hn::Mul(hn::LoadU(d, a + at), hn::LoadU(d, b + at)));
-    }
-  }
-  HWY_ALIGN float lanes[kTreeLanes];
-  for (int v = 0; v < kVectors; ++v) hn::Store(sum[v], d, lanes + v * kLanes);
-  for (int j = 0; i + j < n; ++j) lanes[j] += a[i + j] * b[i + j];
-  for (int width = kTreeLanes / 2; width > 0; width /= 2) {
+// Lanes j and j + 4, j + 2, j + 1 of eight are added, as TreeDot says.
+HWY_INLINE float AddEight(const hn::Vec<Tag>* sum) {
+#if HWY_TARGET == HWY_SCALAR
+  float lanes[8];
+  for (int j = 0; j < 8; ++j) lanes[j] = hn::GetLane(sum[j]);
+  for (int width = 4; width > 0; width /= 2) {
     for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
   }
   return lanes[0];
+#else
+  const hn::FixedTag<float, 4> d;
+#if HWY_MAX_BYTES >= 32
+  auto four = hn::Add(hn::LowerHalf(d, sum[0]), hn::UpperHalf(d, sum[0]));
+#else
+  auto four = hn::Add(sum[0], sum[1]);
+#endif
+  four = hn::Add(four, hn::Shuffle1032(four));
+  return hn::GetLane(hn::Add(four, hn::Shuffle2301(four)));
+#endif
+}
+
+float Dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int n) {
+  const Tag d;
+  constexpr int kVectors = kTreeLanes / kLanes;
+  constexpr int kHalf = kVectors / 2;
+  hn::Vec<Tag> sum[kVectors];
+  for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
+  const auto add = [&](int at, int vectors) {
+    for (int v = 0; v < vectors; ++v) {
+      const int from = at + v * kLanes;
+      sum[v] = hn::Add(sum[v], hn::Mul(hn::LoadU(d, a + from), hn::LoadU(d, b + from)));
+    }
+  };
+  int i = 0;
+  for (; i + kTreeLanes <= n; i += kTreeLanes) add(i, kVectors);
+  int rest = 0;  // lane of element i
+  if (i + kTreeLanes / 2 <= n) {
+    add(i, kHalf);
+    i += kTreeLanes / 2;
+    rest = kTreeLanes / 2;
+  }
+  if (i < n) {
+    HWY_ALIGN float lanes[kTreeLanes];
+    for (int v = 0; v < kVectors; ++v) hn::Store(sum[v], d, lanes + v * kLanes);
+    for (; i < n; ++i) lanes[rest++] += a[i] * b[i];
+    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Load(d, lanes + v * kLanes);
+  }
+  for (int v = 0; v < kHalf; ++v) sum[v] = hn::Add(sum[v], sum[v + kHalf]);
+  return AddEight(sum);
 }
 
 // Butterflies of one stride: (a, b) -> (a + b, a - b) for elements that far apart.
@@ -113,6 +143,27 @@ float CodingScale(const float* z, int head_dim, ResidualScale scale) {
   return scale == ResidualScale::kAbsMax ? max_abs / ExpectedAbsMax(head_dim) : max_abs;
 }
 
+// Codes and levels of z [n] * inverse; n is a multiple of the lanes.
+template <class D>
+HWY_INLINE void ChooseLevels(D d, const float* HWY_RESTRICT z, float inverse, int n, std::span<const float> levels,
+                             std::span<const float> boundaries, float* HWY_RESTRICT chosen,
+                             int32_t* HWY_RESTRICT below) {
+  const hn::RebindToSigned<D> di;
+  for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d))) {
+    const auto scaled = hn::Mul(hn::LoadU(d, z + i), hn::Set(d, inverse));
+    auto level = hn::Set(d, levels[0]);
+    auto count = hn::Zero(di);
+    // Boundaries ascend: the last one that is not above decides.
+    for (size_t b = 0; b < boundaries.size(); ++b) {
+      const auto reached = hn::Le(hn::Set(d, boundaries[b]), scaled);
+      level = hn::IfThenElse(reached, hn::Set(d, levels[b + 1]), level);
+      count = hn::IfThenElse(hn::RebindMask(di, reached), hn::Set(di, static_cast<int32_t>(b + 1)), count);
+    }
+    hn::Store(level, d, chosen + i);
+    hn::Store(count, di, below + i);
+  }
+}
+
 }  // namespace
 
 float TreeDotKernel(const float* a, const float* b, int n) { return Dot(a, b, n); }
@@ -132,23 +183,13 @@ void QuantizeResidualKernel(const float* HWY_RESTRICT z, int head_dim, int bits,
   const std::span<const float> levels = Levels(bits, uniform);
   const std::span<const float> boundaries = Boundaries(bits, uniform);
   float step = CodingScale(z, head_dim, scale);
-  const Tag d;
-  const hn::RebindToSigned<Tag> di;
-  const auto inverse = hn::Set(d, step > 0.0f ? 1.0f / step : 0.0f);
+  const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
   HWY_ALIGN float chosen[kMaxHeadDim];
   HWY_ALIGN int32_t below[kMaxHeadDim];
-  for (int i = 0; i < head_dim; i += kLanes) {
-    const auto scaled = hn::Mul(hn::LoadU(d, z + i), inverse);
-    auto level = hn::Set(d, levels[0]);
-    auto count = hn::Zero(di);
-    // Boundaries ascend: the last one that is not above decides.
-    for (size_t b = 0; b < boundaries.size(); ++b) {
-      const auto reached = hn::Le(hn::Set(d, boundaries[b]), scaled);
-      level = hn::IfThenElse(reached, hn::Set(d, levels[b + 1]), level);
-      count = hn::Sub(count, hn::BitCast(di, hn::VecFromMask(d, reached)));
-    }
-    hn::Store(level, d, chosen + i);
-    hn::Store(count, di, below + i);
+  if (head_dim % 16 == 0) {
+    ChooseLevels(hn::CappedTag<float, 16>(), z, inverse, head_dim, levels, boundaries, chosen, below);
+  } else {
+    ChooseLevels(Tag(), z, inverse, head_dim, levels, boundaries, chosen, below);
   }
   for (int i = 0; i < head_dim; ++i) codes[i] = static_cast<uint8_t>(below[i]);
   if (scale == ResidualScale::kLeastSquares) step = Dot(z, chosen, head_dim) / Dot(chosen, chosen, head_dim);

@@ -252,6 +252,7 @@ Status CacheFiller::Take(int layer, PromptAttention* attention) {
     input.values = attention->values();
     input.queries = WindowOf(*compressing[i], *attention);
     input.rope = parts_.rope;
+    input.known_finite = true;  // by PromptAttention::Store
     status = compressing[i]->AddPromptLayer(input);
   }
   return status;
