@@ -325,7 +325,8 @@ Result<double> HostKvCache::Impl::TailTheta() const {
   CodecOptions least = config.codec;
   least.theta = 1.0 / MaxRatio(shape, config.codec);
   if (!(least.theta < 1.0)) return status;
-  const double allowed = config.codec.theta * static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
+  const double allowed =
+      config.codec.theta * static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
   for (const Layer& layer : layers) {
     if (layer.sliding != nullptr) continue;
     double bytes = least.theta * static_cast<double>(shape.dense_bytes());

@@ -1,6 +1,6 @@
-// TreeDot, the Hadamard transform and QuantizeResidual of format/residual_code.h for the best SIMD target there is. Every
-// element goes through the same unfused operations in the same order whatever the width of a vector, so that all targets
-// give the same bits.
+// TreeDot, the Hadamard transform and QuantizeResidual of format/residual_code.h for the best SIMD target there is.
+// Every element goes through the same unfused operations in the same order whatever the width of a vector, so that all
+// targets give the same bits.
 #include "format/residual_code.h"
 
 // As for path_walk.cc.

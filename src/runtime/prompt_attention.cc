@@ -20,8 +20,8 @@ size_t StateBytes(int64_t rows, int64_t head_dim) {
   return Aligned(static_cast<size_t>(rows * (head_dim + 2)) * sizeof(float));
 }
 
-// Copies n floats; true if one of them is not a number or 2^126 and beyond: sums of two such may not be finite, and keys
-// are turned by RoPE.
+// Copies n floats; true if one of them is not a number or 2^126 and beyond: sums of two such may not be finite, and
+// keys are turned by RoPE.
 bool CopyAndCheck(const float* from, int64_t n, float* to) noexcept {
   uint32_t worst = 0;
   for (int64_t i = 0; i < n; ++i) {

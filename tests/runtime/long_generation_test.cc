@@ -54,9 +54,7 @@ TEST_P(LongGeneration, StaysWithinTheBudgetAndNearTheFullCache) {
   std::vector<float> own, reference;
   double compressing = 0, decoding = 0;
   const auto start = std::chrono::steady_clock::now();
-  const auto seconds = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   for (int64_t i = 1; i <= generated; ++i) {
     const int32_t token = sampler.Sample(logits);
     sampler.Accept(token);

@@ -137,8 +137,8 @@ class SideWriter {
       const float* row = nullptr;
       if (anchor != kNoAnchor) {
         row = anchors_.row(head, anchor);
-        words[t] = {anchor, Gamma(x, row, anchor_norms_[static_cast<size_t>(head * layout_.anchors + anchor)],
-                                  head_dim)};
+        words[t] = {anchor,
+                    Gamma(x, row, anchor_norms_[static_cast<size_t>(head * layout_.anchors + anchor)], head_dim)};
         gamma = HalfToFloat(words[t].gamma);
       }
       const int number = plan_.pool_of[side_][static_cast<size_t>(head * layout_.tokens + t)];
