@@ -36,7 +36,25 @@ struct ModelShape {
   int kv_heads = 0;
   int head_dim = 0;
   int64_t file_bytes = 0;  // 0 for a shape
+  CacheConfig cache;       // which layers slide
+
+  int full_layers() const { return layers - cache.sliding_count(); }
+  // Of all layers that slide, which are never compressed.
+  double SlidingBytes(int64_t context) const {
+    const LayerShape shape = {kv_heads, head_dim, context};
+    return static_cast<double>(cache.dense_bytes(context) - shape.dense_bytes() * full_layers());
+  }
 };
+
+CacheConfig CacheOf(const ModelShape& model, int64_t window, std::vector<bool> sliding) {
+  CacheConfig cache;
+  cache.layers = model.layers;
+  cache.kv_heads = model.kv_heads;
+  cache.head_dim = model.head_dim;
+  cache.sliding_window = window;
+  cache.sliding_layers = std::move(sliding);
+  return cache;
+}
 
 // Layers, kv heads and head_dim that a GGUF file can name.
 constexpr int kMaxShapeNumber = 65536;
@@ -78,11 +96,10 @@ struct Row {
 };
 
 Row FullRow(const ModelShape& model, int64_t context) {
-  const LayerShape shape = {model.kv_heads, model.head_dim, context};
   Row row;
   row.context = context;
   row.method = "full f16";
-  row.bytes = static_cast<double>(shape.dense_bytes()) * model.layers;
+  row.bytes = static_cast<double>(model.cache.dense_bytes(context));
   row.reached = 1;
   return row;
 }
@@ -96,7 +113,7 @@ Row MethodRow(const ModelShape& model, int64_t context, const CodecOptions& code
   if (context < min_tokens || context <= codec.window) {
     row.note = context < min_tokens ? fmt::format("not compressed: shorter than --kv-min-tokens {}", min_tokens)
                                     : fmt::format("not compressed: not longer than --kv-window {}", codec.window);
-    row.bytes = static_cast<double>(shape.dense_bytes()) * model.layers;
+    row.bytes = static_cast<double>(model.cache.dense_bytes(context));
     row.reached = 1;
     return row;
   }
@@ -107,8 +124,8 @@ Row MethodRow(const ModelShape& model, int64_t context, const CodecOptions& code
     return row;
   }
   row.budget = *budget;
-  row.bytes = static_cast<double>(budget->total_bytes) * model.layers;
-  row.reached = static_cast<double>(shape.dense_bytes()) / static_cast<double>(budget->total_bytes);
+  row.bytes = static_cast<double>(budget->total_bytes) * model.full_layers() + model.SlidingBytes(context);
+  row.reached = static_cast<double>(model.cache.dense_bytes(context)) / row.bytes;
   row.share_k = budget->residual_share(kKeys, shape);
   row.share_v = budget->residual_share(kValues, shape);
   return row;
@@ -192,11 +209,13 @@ int Estimate(const EstimateOptions& options) {
   if (options.shape.empty()) {
     const Result<ModelInfo> info = ReadModelInfo(options.model);
     if (!info.ok()) return Fail(info.status());
-    model = {info->name, info->layers, info->kv_heads, info->head_dim, info->file_bytes};
+    model = {info->name, info->layers, info->kv_heads, info->head_dim, info->file_bytes, {}};
+    model.cache = CacheOf(model, info->sliding_window, info->sliding_layers);
   } else {
     const Result<ModelShape> shape = ParseShape(options.shape);
     if (!shape.ok()) return FailUsage(shape.status());
     model = *shape;
+    model.cache = CacheOf(model, 0, {});
   }
 
   const Result<Device> device = ResolveDevice(options.device, model.layers);
@@ -223,6 +242,10 @@ int Estimate(const EstimateOptions& options) {
   if (options.json) {
     nlohmann::ordered_json json = {
         {"model", model.name}, {"layers", model.layers}, {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}};
+    if (model.cache.sliding_count() > 0) {
+      json["layers_sliding"] = model.cache.sliding_count();
+      json["sliding_window"] = model.cache.sliding_window;
+    }
     if (gpu) {
       json["gpu"] = {{"name", gpu->name}, {"total_bytes", gpu->total_bytes}, {"free_bytes", gpu->free_bytes}};
     }
@@ -232,6 +255,10 @@ int Estimate(const EstimateOptions& options) {
   } else {
     fmt::print("{}: {} layers, {} kv heads, head dimension {}\n", model.name, model.layers, model.kv_heads,
                model.head_dim);
+    if (model.cache.sliding_count() > 0) {
+      fmt::print("layers {} hold the last {} tokens and are not compressed\n", SlidingLayersText(model.cache),
+                 model.cache.sliding_window);
+    }
     if (gpu) {
       fmt::print("{}: {} free of {}", gpu->name, FormatBytes(static_cast<double>(gpu->free_bytes)),
                  FormatBytes(static_cast<double>(gpu->total_bytes)));

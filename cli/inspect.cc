@@ -31,6 +31,27 @@ struct InspectOptions {
   bool verbose = false;
 };
 
+// The layers with a sliding window, or null.
+Json SlidingJson(const ModelInfo& info) {
+  if (info.sliding_window == 0) return nullptr;
+  Json layers = Json::array();
+  for (int l = 0; l < info.layers; ++l) {
+    if (info.slides(l)) layers.push_back(l);
+  }
+  return {{"window", info.sliding_window}, {"layers", layers}, {"freq_base", info.sliding_rope.freq_base}};
+}
+
+// A cache of the model's shape, for its arithmetic.
+CacheConfig ShapeOf(const ModelInfo& info) {
+  CacheConfig shape;
+  shape.layers = info.layers;
+  shape.kv_heads = info.kv_heads;
+  shape.head_dim = info.head_dim;
+  shape.sliding_window = info.sliding_window;
+  shape.sliding_layers = info.sliding_layers;
+  return shape;
+}
+
 Json ModelJson(const ModelInfo& info) {
   return {{"path", info.path},
           {"architecture", info.architecture},
@@ -51,16 +72,24 @@ Json ModelJson(const ModelInfo& info) {
             {"rotary_dim", info.rope.rotary_dim},
             {"freq_base", info.rope.freq_base},
             {"scaling", info.rope_scaling},
-            {"freq_scale", info.rope.freq_scale}}}};
+            {"freq_scale", info.rope.freq_scale}}},
+          {"sliding", SlidingJson(info)}};
 }
 
 // What the options would do to a prompt of this many tokens.
 Json PlanJson(const ModelInfo& info, const CodecOptions& codec, int64_t min_tokens, int64_t tokens) {
   const LayerShape shape = {info.kv_heads, info.head_dim, tokens};
+  const CacheConfig cache = ShapeOf(info);
+  const int full_layers = info.layers - cache.sliding_count();
   Json json = {{"tokens", tokens},
                {"profile", Name(codec.profile)},
                {"theta", codec.theta},
-               {"dense_bytes", shape.dense_bytes() * info.layers}};
+               {"dense_bytes", cache.dense_bytes(tokens)}};
+  if (full_layers == 0) {
+    json["layers_compressed"] = 0;
+    json["reason"] = "every layer has a sliding window";
+    return json;
+  }
   if (tokens < min_tokens || tokens <= codec.window) {
     json["layers_compressed"] = 0;
     json["reason"] = fmt::format("a prompt shorter than {} tokens is not compressed",
@@ -68,9 +97,10 @@ Json PlanJson(const ModelInfo& info, const CodecOptions& codec, int64_t min_toke
     return json;
   }
   const Result<Budget> budget = PlanBudget(shape, codec);
-  json["layers_compressed"] = budget.ok() ? info.layers : 0;
+  json["layers_compressed"] = budget.ok() ? full_layers : 0;
   if (budget.ok()) {
-    json["resident_bytes"] = budget->total_bytes * info.layers;
+    const int64_t sliding_bytes = cache.dense_bytes(tokens) - shape.dense_bytes() * full_layers;
+    json["resident_bytes"] = budget->total_bytes * full_layers + sliding_bytes;
     json["anchors"] = budget->anchors;
     if (codec.profile == Profile::kAdaptive) {
       json["code_bits"] = budget->code_bits;
@@ -96,9 +126,11 @@ void PrintPlan(const char* what, const Json& plan, int layers) {
             : fmt::format("{} anchors per head, residuals for {:.1f}% of keys, {:.1f}% of values",
                           plan["anchors"].get<int64_t>(), 100 * plan["residual_share_k"].get<double>(),
                           100 * plan["residual_share_v"].get<double>());
-    fmt::print("; {} {:.4g}x compresses all {} layers to {} ({}; at most {:.2f}x)", plan["profile"].get<std::string>(),
-               1 / plan["theta"].get<double>(), layers, FormatBytes(plan["resident_bytes"].get<double>()), codes,
-               plan["max_ratio"].get<double>());
+    const int compressed = plan["layers_compressed"].get<int>();
+    fmt::print("; {} {:.4g}x compresses {} layers, together {} ({}; at most {:.2f}x)",
+               plan["profile"].get<std::string>(), 1 / plan["theta"].get<double>(),
+               compressed == layers ? fmt::format("all {}", layers) : fmt::format("{} of {}", compressed, layers),
+               FormatBytes(plan["resident_bytes"].get<double>()), codes, plan["max_ratio"].get<double>());
   } else {
     fmt::print("; no layer would be compressed: {}", plan["reason"].get<std::string>());
   }
@@ -116,6 +148,10 @@ void PrintModel(const ModelInfo& info) {
   fmt::print("rope:          {} pairs, {} of {} coordinates rotate, base {:g}, scaling {}\n",
              info.rope.pairing == RopePairing::kInterleaved ? "interleaved" : "half-split", info.rope.rotary_dim,
              info.head_dim, info.rope.freq_base, info.rope_scaling);
+  if (info.sliding_window > 0) {
+    fmt::print("sliding:       layers {} see the last {} tokens and stay exact; RoPE base {:g} there\n",
+               SlidingLayersText(ShapeOf(info)), info.sliding_window, info.sliding_rope.freq_base);
+  }
   fmt::print("key bias:      {}\n", info.key_bias ? "yes" : "no");
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -55,8 +56,9 @@ Json OptionsJson(const CodecOptions& o) {
 Json ContextJson(const std::string& path, int64_t file_bytes, const StoredContext& context) {
   const CacheConfig& config = context.config;
   const auto tokens = static_cast<int64_t>(context.tokens.size());
-  const SegmentImage& first = context.layers.front();
-  const int64_t dense = LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes() * config.layers;
+  const auto first = std::find_if(context.layers.begin(), context.layers.end(),
+                                  [&](const SegmentImage& layer) { return layer.format == context.format(); });
+  const int64_t dense = config.dense_bytes(tokens);
   const auto token_bytes = static_cast<int64_t>(context.tokens.size() * sizeof(int32_t));
   return {{"file", path},
           {"writer", context.writer},
@@ -68,8 +70,8 @@ Json ContextJson(const std::string& path, int64_t file_bytes, const StoredContex
           {"head_dim", config.head_dim},
           {"tokens", tokens},
           {"method", context.compressed() ? "anchorkv" : "full"},
-          {"format", FormatName(first.format)},
-          {"format_version", first.version},
+          {"format", FormatName(first->format)},
+          {"format_version", first->version},
           {"dense_bytes", dense},
           {"segment_bytes", context.segment_bytes()},
           {"ratio", static_cast<double>(dense) / static_cast<double>(context.segment_bytes())},

@@ -42,7 +42,7 @@ std::string ReportLine(const CacheConfig& config, const ByteBill& bill, const Pe
   std::string layers = fmt::format("{} layers exact", bill.layers_total);
   if (config.compress) {
     method = fmt::format("anchorkv {} theta={:.4g}", Name(config.codec.profile), config.codec.theta);
-    const int skipped = bill.layers_total - bill.layers_compressed;
+    const int skipped = bill.layers_total - bill.layers_compressed - bill.layers_sliding;
     layers = fmt::format("{}/{} layers compressed, {} skipped", bill.layers_compressed, bill.layers_total, skipped);
     std::string reason = bill.skipped_reason;
     if (skipped > 0 && bill.tokens < config.min_tokens) {
@@ -50,11 +50,29 @@ std::string ReportLine(const CacheConfig& config, const ByteBill& bill, const Pe
     }
     if (!reason.empty()) layers += " (" + reason + ")";
   }
+  if (bill.layers_sliding > 0) {
+    layers += fmt::format(", layers {} exact for the last {} tokens", SlidingLayersText(config), config.sliding_window);
+  }
   return fmt::format(
       "KV cache: {}, {}; {} tokens, {} dense -> {} resident, ratio {:.2f}; peak {} in buffers, {} process", method,
       layers, bill.tokens, FormatBytes(static_cast<double>(bill.dense_bytes)),
       FormatBytes(static_cast<double>(bill.resident_bytes())), bill.ratio(),
       FormatBytes(static_cast<double>(peak.buffer_bytes)), FormatBytes(static_cast<double>(peak.process_bytes)));
+}
+
+// [{layers, reason}]: which layers are not compressed and why.
+nlohmann::ordered_json NotCompressed(const CacheConfig& config, const ByteBill& bill) {
+  auto list = nlohmann::ordered_json::array();
+  const auto add = [&](bool sliding, const std::string& reason) {
+    auto layers = nlohmann::ordered_json::array();
+    for (int l = 0; l < config.layers; ++l) {
+      if (config.slides(l) == sliding) layers.push_back(l);
+    }
+    if (!layers.empty()) list.push_back({{"layers", layers}, {"reason", reason}});
+  };
+  if (bill.layers_compressed == 0) add(false, bill.skipped_reason.empty() ? "compression is off" : bill.skipped_reason);
+  add(true, fmt::format("a sliding window of {} tokens", config.sliding_window));
+  return list;
 }
 
 nlohmann::ordered_json CacheJson(const CacheConfig& config, const ByteBill& bill) {
@@ -68,6 +86,7 @@ nlohmann::ordered_json CacheJson(const CacheConfig& config, const ByteBill& bill
       {"ratio", bill.ratio()},
       {"layers_compressed", bill.layers_compressed},
       {"layers_total", bill.layers_total},
+      {"layers_not_compressed", NotCompressed(config, bill)},
       {"residual_share_k", bill.residual_share_k},
       {"residual_share_v", bill.residual_share_v},
   };

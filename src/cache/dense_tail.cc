@@ -51,10 +51,10 @@ void LoadElements(const void* in, int64_t n, DenseType type, float* out) noexcep
   for (int64_t i = 0; i < n; ++i) out[i] = HalfToFloat(half[i]);
 }
 
-Status DenseTail::Reserve(int64_t rows, int64_t used) {
+Status DenseTail::Reserve(int64_t rows, int64_t used, int64_t most) {
   if (rows <= capacity_) return {};
   const int64_t spare = std::min(std::max(capacity_, kRowBlock), kMaxGrowth);
-  const int64_t wanted = std::max(rows, capacity_ + spare);
+  const int64_t wanted = std::max(rows, std::min(capacity_ + spare, most));
   DenseTail grown(type_, static_cast<int>(heads_), static_cast<int>(dim_));
   grown.capacity_ = (wanted + kRowBlock - 1) / kRowBlock * kRowBlock;
   AKV_ASSIGN_OR_RETURN(grown.buffer_, AlignedBuffer::Make(static_cast<size_t>(grown.capacity_ * row_bytes()),
@@ -69,6 +69,31 @@ Status DenseTail::Reserve(int64_t rows, int64_t used) {
   }
   *this = std::move(grown);
   return {};
+}
+
+Status DenseTail::ReserveExactly(int64_t rows) {
+  AKV_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Make(static_cast<size_t>(rows * row_bytes()), "rows of a cache"));
+  capacity_ = rows;
+  return {};
+}
+
+void DenseTail::MoveToFront(int64_t first, int64_t count) noexcept {
+  if (first == 0) return;
+  for (const Side side : {kKeys, kValues}) {
+    for (int h = 0; h < heads_; ++h) {
+      std::memmove(buffer_.data() + offset(side, h, 0), row(side, h, first),
+                   static_cast<size_t>(count * dim_) * ElementBytes(type_));
+    }
+  }
+}
+
+void DenseTail::CopyFrom(const DenseTail& from, int64_t first, int64_t count) noexcept {
+  for (const Side side : {kKeys, kValues}) {
+    for (int h = 0; h < heads_; ++h) {
+      std::memcpy(buffer_.data() + offset(side, h, 0), from.row(side, h, first),
+                  static_cast<size_t>(count * dim_) * ElementBytes(type_));
+    }
+  }
 }
 
 void DenseTail::StoreRow(int head, int64_t t, const float* key, const float* value) noexcept {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "anchorkv/status.h"
 #include "anchorkv/tensor_view.h"
@@ -24,8 +25,10 @@ class DenseTail {
   DenseTail(DenseType type, int kv_heads, int head_dim) : type_(type), heads_(kv_heads), dim_(head_dim) {}
 
   // Makes room for `rows` rows, keeping the first `used`. Grows by doubling up to a bounded step, so that
-  // unused rows stay few.
-  Status Reserve(int64_t rows, int64_t used);
+  // unused rows stay few, and not beyond `most` rows unless so many are asked for.
+  Status Reserve(int64_t rows, int64_t used, int64_t most = std::numeric_limits<int64_t>::max());
+  // Room for exactly `rows` rows, for a tail that has none yet.
+  Status ReserveExactly(int64_t rows);
   void Release() noexcept { buffer_ = AlignedBuffer(), capacity_ = 0; }
 
   // Writes row t of one head; keys after RoPE, both [head_dim] floats.
@@ -34,6 +37,11 @@ class DenseTail {
   // Rows [first, first + count) of all heads as they are stored, [2, kv_heads, count, head_dim].
   void StoreRows(int64_t first, int64_t count, const std::byte* in) noexcept;
   void LoadRows(int64_t first, int64_t count, std::byte* out) const noexcept;
+
+  // Rows [first, first + count) become the first ones.
+  void MoveToFront(int64_t first, int64_t count) noexcept;
+  // The first `count` rows become those of `from` at `first`, a tail of the same shape.
+  void CopyFrom(const DenseTail& from, int64_t first, int64_t count) noexcept;
 
   DenseRows rows(int head) const noexcept { return {type_, row(kKeys, head, 0), row(kValues, head, 0), dim_}; }
   int64_t capacity() const noexcept { return capacity_; }

@@ -6,6 +6,7 @@
 
 #include "cache/dense_tail.h"
 #include "cache/prior_state.h"
+#include "cache/sliding_tail.h"
 #include "cache/step_plan.h"
 #include "codec/alloc_guard.h"
 #include "codec/codec.h"
@@ -28,6 +29,11 @@ Status CheckConfig(const CacheConfig& c, const RopeTable* rope, const Backend* b
     return InvalidArgument("tail limit " + std::to_string(c.tail_limit) + " and minimum prompt length " +
                            std::to_string(c.min_tokens) + " must not be negative");
   }
+  if (c.sliding_window < 0 || (c.sliding_window > 0 && c.sliding_layers.size() != static_cast<size_t>(c.layers))) {
+    return InvalidArgument("a sliding window of " + std::to_string(c.sliding_window) + " tokens and " +
+                           std::to_string(c.sliding_layers.size()) + " entries that say which layers have it; there " +
+                           "must be one per layer");
+  }
   if (backend == nullptr) return InvalidArgument("a cache needs a backend");
   if (rope == nullptr || rope->head_dim() != c.head_dim) {
     return InvalidArgument("the RoPE table must be made for head dim " + std::to_string(c.head_dim));
@@ -42,7 +48,11 @@ struct HostKvCache::Impl {
     SegmentList segments;
     DenseTail tail;
     QueryRing queries;
-    bool added = false;  // holds its part of the prompt that is being added
+    std::unique_ptr<SlidingTail> sliding;  // instead of the others, where the layer slides
+    bool added = false;                    // holds its part of the prompt that is being added
+
+    DenseTail& exact() { return sliding != nullptr ? sliding->rows() : tail; }
+    const DenseTail& exact() const { return sliding != nullptr ? std::as_const(*sliding).rows() : tail; }
   };
 
   CacheConfig config;
@@ -57,18 +67,25 @@ struct HostKvCache::Impl {
   std::string uncompressed_reason;
 
   // The prompt that is being added, layer by layer.
-  int64_t prompt_tokens = 0;  // 0: none
-  bool prompt_compressed = false;
+  int64_t prompt_tokens = 0;       // 0: none
+  bool prompt_compressed = false;  // known with the first layer that does not slide
+  int full_layers_added = 0;
   int layers_added = 0;
 
   // The step that is being run.
   int step_tokens = 0;
   StepPlan plan;
+  StepPlan sliding_plan;  // of layers that slide
   std::atomic<int> next_item{0};
 
   int window() const { return config.codec.window; }
   int64_t tail_rows() const { return tokens - compressed; }
   bool keeps_queries() const { return config.compress && config.tail_limit > 0; }
+
+  // How many layers slide; their tails all hold the same positions.
+  int sliding_layers() const { return config.sliding_count(); }
+  const SlidingTail* sliding_tail() const;
+  const StepPlan& plan_of(int layer) const { return config.slides(layer) ? sliding_plan : plan; }
 
   Status CheckPromptLayer(int layer, int64_t length, bool compressed_prompt) const;
   void FinishPromptLayer(int layer, int64_t length, bool compressed_prompt);
@@ -77,8 +94,10 @@ struct HostKvCache::Impl {
   Status AddDense(int layer, HeadsView<const float> keys, HeadsView<const float> values,
                   HeadsView<const float> window_queries);
   Status AddRows(int layer, int64_t length, std::span<const std::byte> rows);
+  Status AddSegment(int layer, std::shared_ptr<const Segment> segment);
   Status Prepare(int new_tokens, int threads);
-  Result<std::shared_ptr<const Segment>> CompressTailOfLayer(int layer) const;
+  Result<double> TailTheta() const;
+  Result<std::shared_ptr<const Segment>> CompressTailOfLayer(int layer, double theta) const;
   Status CompressTail();
 };
 
@@ -97,7 +116,8 @@ Status HostKvCache::Impl::CheckPromptLayer(int layer, int64_t length, bool compr
   if (layers[static_cast<size_t>(layer)].added) {
     return InvalidArgument("layer " + std::to_string(layer) + " of this prompt has been added already");
   }
-  if (length != prompt_tokens || compressed_prompt != prompt_compressed) {
+  const bool mixed = !config.slides(layer) && full_layers_added > 0 && compressed_prompt != prompt_compressed;
+  if (length != prompt_tokens || mixed) {
     return InvalidArgument("layer " + std::to_string(layer) + " brings " + std::to_string(length) +
                            (compressed_prompt ? " tokens to compress" : " uncompressed tokens") +
                            "; the layers before it brought " + std::to_string(prompt_tokens) +
@@ -106,34 +126,54 @@ Status HostKvCache::Impl::CheckPromptLayer(int layer, int64_t length, bool compr
   return {};
 }
 
+const SlidingTail* HostKvCache::Impl::sliding_tail() const {
+  const auto found = std::find_if(layers.begin(), layers.end(), [](const Layer& l) { return l.sliding != nullptr; });
+  return found == layers.end() ? nullptr : found->sliding.get();
+}
+
 void HostKvCache::Impl::FinishPromptLayer(int layer, int64_t length, bool compressed_prompt) {
   prompt_tokens = length;
-  prompt_compressed = compressed_prompt;
+  if (!config.slides(layer)) {
+    prompt_compressed = compressed_prompt;
+    ++full_layers_added;
+  }
   layers[static_cast<size_t>(layer)].added = true;
   if (++layers_added < config.layers) return;
-  uncompressed_reason = compressed_prompt ? "" : WhyNotCompressed(config, tail_rows(), length);
+  uncompressed_reason = prompt_compressed ? "" : WhyNotCompressed(config, tail_rows(), length);
   tokens += length;
-  if (compressed_prompt) {
+  if (prompt_compressed) {
     compressed = tokens;
     queries_from = tokens;  // a later tail brings its own window
   }
   prompt_tokens = 0;
-  layers_added = 0;
-  for (Layer& l : layers) l.added = false;
+  prompt_compressed = false;
+  layers_added = full_layers_added = 0;
+  for (Layer& l : layers) {
+    if (l.sliding != nullptr) l.sliding->CommitPrompt(length);
+    l.added = false;
+  }
 }
 
 void HostKvCache::Impl::DropPrompt() {
   if (layers_added > 0 && !prompt_compressed) queries_from = tokens;  // the rings were overwritten
   for (Layer& l : layers) {
-    if (l.added && prompt_compressed) l.segments.pop_back();
+    if (l.sliding != nullptr) {
+      l.sliding->DropPrompt();
+    } else if (l.added && prompt_compressed) {
+      l.segments.pop_back();
+    }
     l.added = false;
   }
   prompt_tokens = 0;
-  layers_added = 0;
+  prompt_compressed = false;
+  layers_added = full_layers_added = 0;
 }
 
 Status HostKvCache::Impl::AddCompressed(LayerInput input) {
   AKV_RETURN_IF_ERROR(CheckPromptLayer(input.layer, input.keys.tokens, true));
+  if (config.slides(input.layer)) {
+    return InvalidArgument("layer " + std::to_string(input.layer) + " has a sliding window and is not compressed");
+  }
   const std::string why_not = WhyNotCompressed(config, tail_rows(), input.keys.tokens);
   if (!why_not.empty()) return InvalidArgument("this prompt is not compressed: " + why_not);
   if (input.keys.heads != config.kv_heads || input.keys.head_dim != config.head_dim ||
@@ -169,6 +209,11 @@ Status HostKvCache::Impl::AddDense(int layer, HeadsView<const float> keys, Heads
                            std::to_string(config.head_dim) + " dims and of one length");
   }
   Layer& to = layers[static_cast<size_t>(layer)];
+  if (to.sliding != nullptr) {
+    AKV_RETURN_IF_ERROR(to.sliding->AddPrompt(keys, values));
+    FinishPromptLayer(layer, keys.tokens, false);
+    return {};
+  }
   const int64_t begin = tail_rows();
   AKV_RETURN_IF_ERROR(to.tail.Reserve(begin + keys.tokens, begin));
 #pragma omp parallel for collapse(2) schedule(static)
@@ -190,23 +235,41 @@ Status HostKvCache::Impl::AddDense(int layer, HeadsView<const float> keys, Heads
     }
   }
   // Rings hold one run of positions; the shortest run of any layer counts.
-  queries_from = layers_added == 0 ? end - seen : std::max(queries_from, end - seen);
+  queries_from = full_layers_added == 0 ? end - seen : std::max(queries_from, end - seen);
   FinishPromptLayer(layer, keys.tokens, false);
   return {};
 }
 
 Status HostKvCache::Impl::AddRows(int layer, int64_t length, std::span<const std::byte> rows) {
   AKV_RETURN_IF_ERROR(CheckPromptLayer(layer, length, false));
-  DenseTail& tail = layers[static_cast<size_t>(layer)].tail;
-  const int64_t begin = tail_rows();
-  if (static_cast<int64_t>(rows.size()) != length * tail.row_bytes()) {
-    return InvalidArgument("a layer of " + std::to_string(length) + " exact tokens has " +
-                           std::to_string(length * tail.row_bytes()) + " bytes, not " + std::to_string(rows.size()));
+  Layer& to = layers[static_cast<size_t>(layer)];
+  const int64_t count = to.sliding == nullptr ? length : std::min(length, config.sliding_window);
+  if (static_cast<int64_t>(rows.size()) != count * to.tail.row_bytes()) {
+    return InvalidArgument("a layer of " + std::to_string(count) + " exact tokens has " +
+                           std::to_string(count * to.tail.row_bytes()) + " bytes, not " + std::to_string(rows.size()));
   }
-  AKV_RETURN_IF_ERROR(tail.Reserve(begin + length, begin));
-  tail.StoreRows(begin, length, rows.data());
-  queries_from = tokens + length;  // the window's queries are not part of what is stored
+  if (to.sliding != nullptr) {
+    AKV_RETURN_IF_ERROR(to.sliding->AddPromptRows(length, count, rows.data()));
+  } else {
+    const int64_t begin = tail_rows();
+    AKV_RETURN_IF_ERROR(to.tail.Reserve(begin + length, begin));
+    to.tail.StoreRows(begin, length, rows.data());
+    queries_from = tokens + length;  // the window's queries are not part of what is stored
+  }
   FinishPromptLayer(layer, length, false);
+  return {};
+}
+
+Status HostKvCache::Impl::AddSegment(int layer, std::shared_ptr<const Segment> segment) {
+  const int64_t length = segment->tokens();
+  AKV_RETURN_IF_ERROR(CheckPromptLayer(layer, length, true));
+  if (config.slides(layer) || tokens > 0 || segment->first_position() != 0) {
+    return InvalidArgument("the segment of layer " + std::to_string(layer) + " starts at position " +
+                           std::to_string(segment->first_position()) + " of a cache of " + std::to_string(tokens) +
+                           " tokens; it must be the first of a layer without sliding window");
+  }
+  layers[static_cast<size_t>(layer)].segments.push_back(std::move(segment));
+  FinishPromptLayer(layer, length, true);
   return {};
 }
 
@@ -225,13 +288,25 @@ Status HostKvCache::Impl::Prepare(int new_tokens, int threads) {
     return InvalidArgument(std::to_string(tokens) + " + " + std::to_string(new_tokens) +
                            " tokens exceed the RoPE table's " + std::to_string(rope->max_position()));
   }
-  for (Layer& l : layers) AKV_RETURN_IF_ERROR(l.tail.Reserve(tail_rows() + new_tokens, tail_rows()));
-
   std::vector<const SegmentList*> segments;
   segments.reserve(layers.size());
-  for (const Layer& l : layers) segments.push_back(&l.segments);
-  const StepShape shape{config.q_heads, config.kv_heads, config.head_dim, new_tokens, tail_rows(), threads};
-  AKV_RETURN_IF_ERROR(plan.Make(shape, segments, *backend));
+  for (Layer& l : layers) {
+    if (l.sliding != nullptr) {
+      AKV_RETURN_IF_ERROR(l.sliding->MakeRoom(new_tokens));
+    } else {
+      AKV_RETURN_IF_ERROR(l.tail.Reserve(tail_rows() + new_tokens, tail_rows()));
+      segments.push_back(&l.segments);
+    }
+  }
+  StepShape shape{config.q_heads, config.kv_heads, config.head_dim, new_tokens, tail_rows(), 0, threads};
+  if (!segments.empty()) AKV_RETURN_IF_ERROR(plan.Make(shape, segments, *backend));
+  if (const SlidingTail* const tail = sliding_tail(); tail != nullptr) {
+    static const SegmentList kNoSegments;
+    const SegmentList* const none = &kNoSegments;
+    shape.tail_rows = tail->held();
+    shape.window = config.sliding_window;
+    AKV_RETURN_IF_ERROR(sliding_plan.Make(shape, {&none, 1}, *backend));
+  }
   // The step's queries take the slots of the oldest ones, even if it is never committed.
   queries_from = std::min(tokens, std::max(queries_from, tokens + new_tokens - window()));
   step_tokens = new_tokens;
@@ -240,7 +315,28 @@ Status HostKvCache::Impl::Prepare(int new_tokens, int threads) {
 
 // --- Compression of the tail
 
-Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(int layer) const {
+// The share of its dense bytes that the tail's segment gets: theta; or where a segment this short cannot reach theta,
+// the least it can, as long as theta holds over all segments together: those before it may have left bytes over.
+// kInfeasible when it does not.
+Result<double> HostKvCache::Impl::TailTheta() const {
+  const LayerShape shape{config.kv_heads, config.head_dim, tail_rows()};
+  const Status status = PlanBudget(shape, config.codec).status();
+  if (status.code() != StatusCode::kInfeasible) return status.ok() ? Result<double>(config.codec.theta) : status;
+  CodecOptions least = config.codec;
+  least.theta = 1.0 / MaxRatio(shape, config.codec);
+  if (!(least.theta < 1.0)) return status;
+  const double allowed =
+      config.codec.theta * static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
+  for (const Layer& layer : layers) {
+    if (layer.sliding != nullptr) continue;
+    double bytes = least.theta * static_cast<double>(shape.dense_bytes());
+    for (const auto& segment : layer.segments) bytes += static_cast<double>(segment->resident_bytes());
+    if (bytes > allowed) return status;
+  }
+  return least.theta;
+}
+
+Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(int layer, double theta) const {
   const Layer& from = layers[static_cast<size_t>(layer)];
   const int64_t rows = tail_rows();
   const int64_t side = int64_t{config.kv_heads} * rows * config.head_dim;
@@ -264,7 +360,9 @@ Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(in
   PriorBuffer prior;
   AKV_RETURN_IF_ERROR(prior.Compute(from.segments, queries, config.kv_heads));
   const LayerInput input{layer, keys, values, queries, compressed, rope.get(), prior.state()};
-  return CompressLayer(input, config.codec, *backend);
+  CodecOptions options = config.codec;
+  options.theta = theta;
+  return CompressLayer(input, options, *backend);
 }
 
 Status HostKvCache::Impl::CompressTail() {
@@ -273,21 +371,26 @@ Status HostKvCache::Impl::CompressTail() {
   // After Truncate the ring may lack queries of the window; they come back within a window of new tokens.
   if (tokens - queries_from < window()) return {};
   if (prompt_tokens != 0) return InvalidArgument("the tail cannot be compressed inside a prompt");
-  const auto budget = PlanBudget({config.kv_heads, config.head_dim, rows}, config.codec);
-  if (!budget.ok()) {
-    if (budget.status().code() != StatusCode::kInfeasible) return budget.status();
-    uncompressed_reason = "the last " + std::to_string(rows) + " tokens stay exact: " + budget.status().message();
+  const Result<double> theta = TailTheta();
+  if (!theta.ok()) {
+    if (theta.status().code() != StatusCode::kInfeasible) return theta.status();
+    uncompressed_reason = "the last " + std::to_string(rows) + " tokens stay exact: " + theta.status().message();
     return {};
   }
   // All layers or none: the segments are added when every layer has its own.
   SegmentList fresh;
   fresh.reserve(layers.size());
   for (int l = 0; l < config.layers; ++l) {
-    AKV_ASSIGN_OR_RETURN(auto segment, CompressTailOfLayer(l));
+    if (config.slides(l)) {
+      fresh.push_back(nullptr);
+      continue;
+    }
+    AKV_ASSIGN_OR_RETURN(auto segment, CompressTailOfLayer(l, *theta));
     layers[static_cast<size_t>(l)].segments.reserve(layers[static_cast<size_t>(l)].segments.size() + 1);
     fresh.push_back(std::move(segment));
   }
   for (int l = 0; l < config.layers; ++l) {
+    if (config.slides(l)) continue;
     layers[static_cast<size_t>(l)].segments.push_back(std::move(fresh[static_cast<size_t>(l)]));
     layers[static_cast<size_t>(l)].tail.Release();
   }
@@ -314,7 +417,13 @@ Result<std::unique_ptr<HostKvCache>> HostKvCache::Make(const CacheConfig& config
     for (int l = 0; l < config.layers; ++l) {
       impl.layers.push_back({{},
                              DenseTail(config.tail_type, config.kv_heads, config.head_dim),
-                             QueryRing(config.codec.window, config.q_heads, config.head_dim)});
+                             QueryRing(config.codec.window, config.q_heads, config.head_dim),
+                             nullptr});
+      if (config.slides(l)) {
+        impl.layers.back().sliding =
+            std::make_unique<SlidingTail>(config.tail_type, config.kv_heads, config.head_dim, config.sliding_window);
+        continue;
+      }
       if (impl.keeps_queries()) AKV_RETURN_IF_ERROR(impl.layers.back().queries.Allocate());
     }
     return cache;
@@ -327,12 +436,9 @@ Result<std::unique_ptr<HostKvCache>> HostKvCache::MakeFromSegments(
   AKV_ASSIGN_OR_RETURN(std::unique_ptr<HostKvCache> cache, Make(config, std::move(rope), backend));
   Impl& impl = *cache->impl_;
   AKV_RETURN_IF_ERROR(CheckPromptSegments({segments.begin(), segments.end()}, config.layers));
-  const int64_t tokens = segments.front()->tokens();
-  AKV_RETURN_IF_ERROR(impl.CheckPromptLayer(0, tokens, true));
   return GuardAllocation("a cache's segments", [&]() -> Result<std::unique_ptr<HostKvCache>> {
     for (size_t l = 0; l < segments.size(); ++l) {
-      impl.layers[l].segments.push_back(std::move(segments[l]));
-      impl.FinishPromptLayer(static_cast<int>(l), tokens, true);
+      AKV_RETURN_IF_ERROR(impl.AddSegment(static_cast<int>(l), std::move(segments[l])));
     }
     return std::move(cache);
   });
@@ -366,6 +472,12 @@ Status HostKvCache::AddPromptRows(int layer, int64_t prompt_tokens, std::span<co
   return status;
 }
 
+Status HostKvCache::AddPromptSegment(int layer, std::shared_ptr<const Segment> segment) {
+  Status status = GuardAllocation("a prompt's layer", [&] { return impl_->AddSegment(layer, std::move(segment)); });
+  if (!status.ok()) impl_->DropPrompt();
+  return status;
+}
+
 Status HostKvCache::PrepareStep(int new_tokens, int threads) {
   return GuardAllocation("a step", [&] { return impl_->Prepare(new_tokens, threads); });
 }
@@ -378,10 +490,13 @@ void HostKvCache::Store(int layer, const float* keys, const float* values, const
   const int64_t heads = impl.config.kv_heads;
   const int64_t dim = impl.config.head_dim;
   const int64_t rows = impl.step_tokens * heads;
+  const bool slides = to.sliding != nullptr;
+  DenseTail& tail = to.exact();
+  const int64_t first_row = slides ? to.sliding->held() : impl.tail_rows();
   for (int64_t i = rows * thread / threads; i < rows * (thread + 1) / threads; ++i) {
-    to.tail.StoreRow(static_cast<int>(i % heads), impl.tail_rows() + i / heads, keys + i * dim, values + i * dim);
+    tail.StoreRow(static_cast<int>(i % heads), first_row + i / heads, keys + i * dim, values + i * dim);
   }
-  if (!impl.keeps_queries()) return;
+  if (slides || !impl.keeps_queries()) return;
   const int64_t first = std::max(0, impl.step_tokens - impl.window());
   for (int64_t t = first + thread; t < impl.step_tokens; t += threads) {
     to.queries.Store(impl.tokens + t, queries + t * impl.config.q_heads * dim, dim);
@@ -392,20 +507,24 @@ void HostKvCache::Attend(int layer, const float* queries, int thread, int thread
   (void)threads;  // items are taken one by one by whoever is free
   Impl& impl = *impl_;
   const Impl::Layer& from = impl.layers[static_cast<size_t>(layer)];
-  for (int i = impl.next_item.fetch_add(1, std::memory_order_relaxed); i < impl.plan.items();
+  const StepPlan& plan = impl.plan_of(layer);
+  for (int i = impl.next_item.fetch_add(1, std::memory_order_relaxed); i < plan.items();
        i = impl.next_item.fetch_add(1, std::memory_order_relaxed)) {
-    impl.plan.Run(i, from.segments, from.tail, queries, thread, *impl.backend);
+    plan.Run(i, from.segments, from.exact(), queries, thread, *impl.backend);
   }
 }
 
 void HostKvCache::Merge(int layer, float* out, int thread, int threads) noexcept {
-  (void)layer;  // the states in the workspace are those of the layer attended last
-  impl_->plan.Merge(out, thread, threads, *impl_->backend);
+  // The states in the workspace are those of the layer attended last.
+  impl_->plan_of(layer).Merge(out, thread, threads, *impl_->backend);
 }
 
 void HostKvCache::CommitStep() noexcept {
   Impl& impl = *impl_;
   impl.tokens += impl.step_tokens;
+  for (Impl::Layer& l : impl.layers) {
+    if (l.sliding != nullptr) l.sliding->Commit(impl.step_tokens);
+  }
   impl.queries_from = std::max(impl.queries_from, impl.tokens - impl.window());
   impl.step_tokens = 0;
 }
@@ -421,9 +540,16 @@ Status HostKvCache::Truncate(int64_t n) {
     return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the cache holds " +
                            std::to_string(impl.tokens));
   }
+  if (const SlidingTail* const tail = impl.sliding_tail(); tail != nullptr && !tail->CanTruncate(n)) {
+    return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; layers with a sliding window of " +
+                           std::to_string(impl.config.sliding_window) + " hold tokens from " +
+                           std::to_string(tail->first()) + " on");
+  }
   if (n < impl.compressed) {
     // Whole segments can go: nothing before them depends on them.
-    const SegmentList& segments = impl.layers.front().segments;
+    const auto full =
+        std::find_if(impl.layers.begin(), impl.layers.end(), [](const Impl::Layer& l) { return l.sliding == nullptr; });
+    const SegmentList& segments = full->segments;
     size_t kept = segments.size();
     while (kept > 0 && segments[kept - 1]->first_position() >= n) --kept;
     const int64_t boundary = kept == 0 ? 0 : segments[kept - 1]->first_position() + segments[kept - 1]->tokens();
@@ -432,10 +558,14 @@ Status HostKvCache::Truncate(int64_t n) {
                              " are compressed and stay together");
     }
     for (Impl::Layer& layer : impl.layers) {
+      if (layer.sliding != nullptr) continue;
       layer.segments.resize(kept);
       layer.tail.Release();
     }
     impl.compressed = n;
+  }
+  for (Impl::Layer& layer : impl.layers) {
+    if (layer.sliding != nullptr) layer.sliding->Truncate(n);
   }
   impl.tokens = n;
   impl.queries_from = std::min(impl.queries_from, n);
@@ -451,10 +581,16 @@ ByteBill HostKvCache::bill() const {
   bill.tokens = impl.tokens;
   bill.layers_total = c.layers;
   bill.skipped_reason = impl.uncompressed_reason;
-  bill.dense_bytes = LayerShape{c.kv_heads, c.head_dim, impl.tokens}.dense_bytes() * c.layers;
-  bill.workspace_bytes = impl.plan.workspace_bytes();
+  bill.layers_sliding = c.sliding_count();
+  bill.dense_bytes = c.dense_bytes(impl.tokens);
+  bill.workspace_bytes = impl.plan.workspace_bytes() + impl.sliding_plan.workspace_bytes();
   double share_tokens = 0.0;
   for (const Impl::Layer& l : impl.layers) {
+    if (l.sliding != nullptr) {
+      bill.tail_bytes += l.sliding->used_bytes();
+      bill.reserved_bytes += l.sliding->buffer_bytes() - l.sliding->used_bytes();
+      continue;
+    }
     if (!l.segments.empty()) ++bill.layers_compressed;
     for (const auto& segment : l.segments) {
       const auto weight = static_cast<double>(segment->tokens());
@@ -478,12 +614,19 @@ const std::vector<std::shared_ptr<const Segment>>& HostKvCache::segments(int lay
   return impl_->layers[static_cast<size_t>(layer)].segments;
 }
 
+int64_t HostKvCache::tail_tokens(int layer) const noexcept {
+  const SlidingTail* const sliding = impl_->layers[static_cast<size_t>(layer)].sliding.get();
+  return sliding == nullptr ? impl_->tail_rows() : std::min(sliding->held(), impl_->config.sliding_window);
+}
+
 Result<AlignedBuffer> HostKvCache::CopyTail(int layer) const {
-  const DenseTail& tail = impl_->layers[static_cast<size_t>(layer)].tail;
-  const int64_t rows = impl_->tail_rows();
+  const Impl::Layer& from = impl_->layers[static_cast<size_t>(layer)];
+  const DenseTail& tail = from.exact();
+  const int64_t rows = tail_tokens(layer);
+  const int64_t first = from.sliding == nullptr ? 0 : from.sliding->held() - rows;
   AKV_ASSIGN_OR_RETURN(AlignedBuffer out,
                        AlignedBuffer::Make(static_cast<size_t>(rows * tail.row_bytes()), "a layer's exact tokens"));
-  tail.LoadRows(0, rows, out.data());
+  tail.LoadRows(first, rows, out.data());
   return out;
 }
 

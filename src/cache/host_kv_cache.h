@@ -24,7 +24,7 @@ class HostKvCache final : public KvCache {
   // `rope` and `backend` must outlive the cache (rope is shared).
   static Result<std::unique_ptr<HostKvCache>> Make(const CacheConfig& config, std::shared_ptr<const RopeTable> rope,
                                                    const Backend* backend);
-  // A cache that holds a prompt already: one segment per layer, all from position 0 and of one length.
+  // A cache that holds a prompt already: one segment per layer, all from position 0 and of one length. No layer slides.
   static Result<std::unique_ptr<HostKvCache>> MakeFromSegments(const CacheConfig& config,
                                                                std::shared_ptr<const RopeTable> rope,
                                                                const Backend* backend,
@@ -45,13 +45,15 @@ class HostKvCache final : public KvCache {
   bool WouldCompress(int64_t prompt_tokens) const noexcept;
   // Compressing caches: input.keys before RoPE. kInvalidArgument if !WouldCompress.
   Status AddPromptLayer(const LayerInput& input);
-  // Exact caches and short prompts: keys after RoPE, [kv_heads, tokens, head_dim]; queries
+  // Exact caches, short prompts and layers that slide: keys after RoPE, [kv_heads, tokens, head_dim]; queries
   // [q_heads, window, head_dim] feed later compression of the tail (may be empty for `full`).
   Status AddPromptLayerDense(int layer, HeadsView<const float> keys_after_rope, HeadsView<const float> values,
                              HeadsView<const float> window_queries);
 
-  // Caches that stay exact, from a stored prompt: a layer's rows as CopyTail gives them, of config().tail_type.
+  // From a stored prompt: a layer's rows as CopyTail gives them, of config().tail_type; or a layer's segment, from
+  // position 0, of an empty cache.
   Status AddPromptRows(int layer, int64_t prompt_tokens, std::span<const std::byte> rows);
+  Status AddPromptSegment(int layer, std::shared_ptr<const Segment> segment);
 
   // --- Steps. Makes room for `new_tokens` more tokens in every tail, plans the attention of that many
   // queries and sizes the workspace for `threads` threads. The only allocation of a step; pointers stay
@@ -68,8 +70,10 @@ class HostKvCache final : public KvCache {
 
   // Segments of a layer, for storing, tests and inspection.
   const std::vector<std::shared_ptr<const Segment>>& segments(int layer) const noexcept;
-  // The exact tokens behind them, [2, kv_heads, tokens() - compressed_tokens(), head_dim] keys (after RoPE) and values
-  // of config().tail_type. kOutOfMemory.
+  // A layer's exact tokens are the last tail_tokens(layer): those behind the segments, or of a layer that slides, those
+  // of the window.
+  int64_t tail_tokens(int layer) const noexcept;
+  // [2, kv_heads, tail_tokens(layer), head_dim] keys (after RoPE) and values of config().tail_type. kOutOfMemory.
   Result<AlignedBuffer> CopyTail(int layer) const;
 
  private:

@@ -1,9 +1,39 @@
 #include "cache/kv_cache.h"
 
+#include <algorithm>
+
+#include "codec/codec.h"
+
 namespace anchorkv {
+
+int CacheConfig::sliding_count() const noexcept {
+  return sliding_window > 0 ? static_cast<int>(std::count(sliding_layers.begin(), sliding_layers.end(), true)) : 0;
+}
+
+int64_t CacheConfig::dense_bytes(int64_t tokens) const noexcept {
+  const auto of = [&](int64_t n) { return LayerShape{kv_heads, head_dim, n}.dense_bytes(); };
+  const int64_t sliding = sliding_count();
+  return (layers - sliding) * of(tokens) + sliding * of(std::min(tokens, sliding_window));
+}
+
+std::string SlidingLayersText(const CacheConfig& config) {
+  std::string text;
+  for (int l = 0; l < config.layers; ++l) {
+    if (!config.slides(l)) continue;
+    int last = l;
+    while (last + 1 < config.layers && config.slides(last + 1)) ++last;
+    if (!text.empty()) text += ", ";
+    text += std::to_string(l) + (last > l ? "-" + std::to_string(last) : "");
+    l = last;
+  }
+  return text;
+}
 
 std::string WhyNotCompressed(const CacheConfig& config, int64_t tail_rows, int64_t prompt_tokens) {
   if (!config.compress) return "compression is off";
+  if (config.sliding_count() == config.layers) {
+    return "every layer sees only the last " + std::to_string(config.sliding_window) + " tokens";
+  }
   if (tail_rows > 0) return "the cache already ends in " + std::to_string(tail_rows) + " uncompressed tokens";
   const std::string tokens = std::to_string(prompt_tokens) + " tokens ";
   if (prompt_tokens < config.min_tokens) {

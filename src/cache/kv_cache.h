@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "anchorkv/options.h"
 #include "anchorkv/status.h"
@@ -22,6 +23,15 @@ struct CacheConfig {
   DenseType tail_type = DenseType::kF16;
   int64_t tail_limit = 0;    // --kv-tail: longer tails are compressed; 0 = never
   int64_t min_tokens = 512;  // --kv-min-tokens: shorter prompts stay exact
+  // Layers whose queries see the last `sliding_window` tokens only, themselves included. They hold these tokens and
+  // stay exact. 0 and empty: there are none.
+  int64_t sliding_window = 0;
+  std::vector<bool> sliding_layers;
+
+  bool slides(int layer) const noexcept { return sliding_window > 0 && sliding_layers[static_cast<size_t>(layer)]; }
+  int sliding_count() const noexcept;
+  // 2-byte keys and values of all layers for so many tokens: of sliding layers, those of the window.
+  int64_t dense_bytes(int64_t tokens) const noexcept;
 };
 
 // Bytes as counted from the buffers.
@@ -29,7 +39,8 @@ struct ByteBill {
   int64_t tokens = 0;
   int layers_total = 0;
   int layers_compressed = 0;
-  std::string skipped_reason;  // empty when every layer is compressed
+  int layers_sliding = 0;      // exact, of a window's tokens; never compressed
+  std::string skipped_reason;  // empty when every layer that does not slide is compressed
   int64_t dense_bytes = 0;     // 2-byte K and V of all layers and tokens held
   int64_t segment_bytes = 0;
   int64_t tail_bytes = 0;       // used part of the tails and skipped layers, at their element size
@@ -47,6 +58,9 @@ std::string WhyNotCompressed(const CacheConfig& config, int64_t tail_rows, int64
 
 // kInvalidArgument unless the segments are a whole prompt: one per layer, all from position 0 and of one length.
 Status CheckPromptSegments(const StoredSegments& segments, int layers);
+
+// The layers that slide as text, "0-4, 6-10"; empty for none.
+std::string SlidingLayersText(const CacheConfig& config);
 
 class KvCache {
  public:

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cache/dense_tail.h"
+#include "cache/sliding.h"
 
 namespace anchorkv {
 namespace {
@@ -31,7 +32,9 @@ size_t StateFloats(int rows, int head_dim) { return static_cast<size_t>(rows) * 
 }  // namespace
 
 void StepPlan::Cut(const SegmentList& segments) {
-  const int most = std::clamp(kRowsPerItem / shape_.gqa_ratio(), 1, shape_.new_tokens);
+  const int64_t window = shape_.window > 0 ? shape_.window : shape_.tail_rows + shape_.new_tokens;
+  const int most = static_cast<int>(
+      std::clamp<int64_t>(kRowsPerItem / shape_.gqa_ratio(), 1, std::min<int64_t>(window, shape_.new_tokens)));
   const int blocks = static_cast<int>(CeilDiv(shape_.new_tokens, most));
   const int block_tokens = static_cast<int>(CeilDiv(shape_.new_tokens, blocks));
   const int64_t pieces = std::max<int64_t>(1, kEnoughItems / (int64_t{shape_.kv_heads} * blocks));
@@ -39,9 +42,10 @@ void StepPlan::Cut(const SegmentList& segments) {
   groups_.clear();
   items_.clear();
   segments_ = static_cast<int>(segments.size());
-  const auto add = [this](int source, int64_t length, int64_t stretch) {
-    for (int64_t first = 0; first < length; first += stretch) {
-      items_.push_back({static_cast<int>(groups_.size()), source, first, std::min(length, first + stretch)});
+  const auto add = [this](int source, int64_t begin, int64_t end, int64_t stretch) {
+    for (int64_t first = begin; first < end; first = (first / stretch + 1) * stretch) {
+      const int64_t last = std::min(end, (first / stretch + 1) * stretch);
+      items_.push_back({static_cast<int>(groups_.size()), source, first, last, false});
     }
   };
   for (int token = 0; token < shape_.new_tokens; token += block_tokens) {
@@ -49,12 +53,16 @@ void StepPlan::Cut(const SegmentList& segments) {
       Group group{h, token, std::min(block_tokens, shape_.new_tokens - token), static_cast<int>(items_.size()), 0};
       for (int s = 0; s < segments_; ++s) {
         const Segment& segment = *segments[static_cast<size_t>(s)];
-        add(s, segment.tokens(),
+        add(s, 0, segment.tokens(),
             StretchLength(segment.tokens(), pieces, kMinSegmentStretch, segment.split_granularity()));
       }
-      // Rows that the block's last token sees. Stretches start at the same rows for every block.
-      const int64_t seen = shape_.tail_rows + token + group.tokens;
-      add(segments_, seen, StretchLength(shape_.tail_rows + shape_.new_tokens, pieces, kMinTailStretch, kTileTokens));
+      // Rows that the block sees. Stretches start at the same rows for every block.
+      const SlidingBlock seen = CutSlidingBlock(shape_.tail_rows + token, group.tokens, window);
+      if (seen.edge < seen.first) {
+        items_.push_back({static_cast<int>(groups_.size()), segments_, seen.edge, seen.first, true});
+      }
+      add(segments_, seen.first, seen.last,
+          StretchLength(std::min(window, shape_.tail_rows + shape_.new_tokens), pieces, kMinTailStretch, kTileTokens));
       group.items = static_cast<int>(items_.size()) - group.first_item;
       groups_.push_back(group);
     }
@@ -129,6 +137,9 @@ void StepPlan::Run(int i, const SegmentList& segments, const DenseTail& tail, co
   if (item.source < segments_) {
     segments[static_cast<size_t>(item.source)]->Attend(group.kv_head, rows, item.first, item.last, states_[index],
                                                        scratch);
+  } else if (item.edge) {
+    AttendSlidingEdge(backend, tail.rows(group.kv_head), shape_.head_dim, rows, item.first, item.last, states_[index],
+                      scratch);
   } else {
     backend.AttendDense(tail.rows(group.kv_head), shape_.head_dim, rows, item.first, item.last,
                         shape_.tail_rows + group.token + 1, states_[index], scratch);

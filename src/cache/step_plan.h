@@ -23,14 +23,15 @@ struct StepShape {
   int head_dim = 0;
   int new_tokens = 0;     // queries of the step
   int64_t tail_rows = 0;  // rows of the tail before the step; the step adds new_tokens
+  int64_t window = 0;     // > 0: a query sees only the last so many rows of the tail, its own included
   int threads = 1;
   int gqa_ratio() const noexcept { return q_heads / kv_heads; }
 };
 
 class StepPlan {
  public:
-  // `layers`: every layer's segments, alike in number and lengths. Allocates the workspace (states, scratch
-  // per thread) unless the present one is large enough.
+  // `layers`: every layer's segments, alike in number and lengths; with a window there are none. Allocates the
+  // workspace (states, scratch per thread) unless the present one is large enough.
   Status Make(const StepShape& shape, std::span<const SegmentList* const> layers, const Backend& backend);
 
   int items() const noexcept { return static_cast<int>(order_.size()); }
@@ -49,6 +50,7 @@ class StepPlan {
     int group = 0;
     int source = 0;  // segment number; the number of segments means the tail
     int64_t first = 0, last = 0;
+    bool edge = false;  // of a sliding window: rows that the group's first tokens see (sliding.h)
   };
   // One kv head and a block of tokens: its items are consecutive and merged in order.
   struct Group {

@@ -12,8 +12,6 @@ namespace anchorkv {
 namespace {
 
 constexpr int kMaxBits = 4;
-constexpr int kLanes = 16;
-constexpr float kMaxHalf = 65504.0f;
 constexpr uint64_t kSignSeed = 0x616e63686f726b76u;  // "anchorkv"; part of the format, never changes
 
 // Positive halves of the optimal 2^b-level quantisers of N(0,1) (Lloyd-Max), ascending: levels, then the
@@ -82,38 +80,6 @@ float IntegrateAbsMax(int n) {
   return static_cast<float>(sum * kStep);
 }
 
-// In-place Walsh-Hadamard transform of each block of x, then one product with 1/sqrt(block).
-void BlockHadamard(float* x, int head_dim) noexcept {
-  const int block = HadamardBlock(head_dim);
-  for (int stride = 1; stride < block; stride *= 2) {
-    for (int start = 0; start < head_dim; start += 2 * stride) {
-      for (int i = start; i < start + stride; ++i) {
-        const float a = x[i];
-        const float b = x[i + stride];
-        x[i] = a + b;
-        x[i + stride] = a - b;
-      }
-    }
-  }
-  const float norm = 1.0f / std::sqrt(static_cast<float>(block));
-  for (int i = 0; i < head_dim; ++i) x[i] *= norm;
-}
-
-void ApplySigns(float* x, int head_dim) noexcept {
-  const float* signs = HadamardSigns();
-  for (int i = 0; i < head_dim; ++i) x[i] *= signs[i];
-}
-
-// The scale that maps z onto the table's unit range before rounding to codes.
-float CodingScale(const float* z, int head_dim, ResidualScale scale) noexcept {
-  if (scale == ResidualScale::kLeastSquares || scale == ResidualScale::kRms) {
-    return std::sqrt(TreeDot(z, z, head_dim) / static_cast<float>(head_dim));
-  }
-  float max_abs = 0.0f;
-  for (int i = 0; i < head_dim; ++i) max_abs = std::max(max_abs, std::fabs(z[i]));
-  return scale == ResidualScale::kAbsMax ? max_abs / ExpectedAbsMax(head_dim) : max_abs;
-}
-
 // Calls visit(width, shift, first byte) for each plane of a code of `bits`: 3 bits are a plane of the two
 // low bits followed by one of the high bit.
 template <typename Visit>
@@ -145,34 +111,11 @@ float ExpectedAbsMax(int head_dim) noexcept {
   return table[head_dim];
 }
 
-float TreeDot(const float* a, const float* b, int n) noexcept {
-  float lanes[kLanes] = {};
-  int i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
-  }
-  for (int j = 0; i + j < n; ++j) lanes[j] += a[i + j] * b[i + j];
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-  }
-  return lanes[0];
-}
-
 int HadamardBlock(int head_dim) noexcept { return head_dim & -head_dim; }
 
 const float* HadamardSigns() noexcept {
   static const std::array<float, kMaxHeadDim> signs = MakeSigns();
   return signs.data();
-}
-
-void HadamardForward(float* x, int head_dim) noexcept {
-  ApplySigns(x, head_dim);
-  BlockHadamard(x, head_dim);
-}
-
-void HadamardInverse(float* x, int head_dim) noexcept {
-  BlockHadamard(x, head_dim);
-  ApplySigns(x, head_dim);
 }
 
 void PackCodes(const uint8_t* codes, int head_dim, int bits, uint8_t* out) noexcept {
@@ -205,35 +148,12 @@ void UnpackCodes(const uint8_t* packed, int head_dim, int bits, uint8_t* codes) 
   });
 }
 
-void QuantizeResidual(const float* z, int head_dim, int bits, ResidualScale scale, bool uniform, uint8_t* codes,
-                      uint16_t* scale_f16) noexcept {
-  const std::span<const float> levels = Levels(bits, uniform);
-  const std::span<const float> boundaries = Boundaries(bits, uniform);
-  float step = CodingScale(z, head_dim, scale);
-  const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
-  // One boundary at a time, so that the inner loops run over coordinates.
-  float scaled[kMaxHeadDim];
-  int32_t below[kMaxHeadDim];
-  for (int d = 0; d < head_dim; ++d) {
-    scaled[d] = z[d] * inverse;
-    below[d] = 0;
-  }
-  for (const float boundary : boundaries) {
-    for (int d = 0; d < head_dim; ++d) below[d] += boundary <= scaled[d] ? 1 : 0;
-  }
-  float chosen[kMaxHeadDim];
-  for (int d = 0; d < head_dim; ++d) {
-    codes[d] = static_cast<uint8_t>(below[d]);
-    chosen[d] = levels[below[d]];
-  }
-  if (scale == ResidualScale::kLeastSquares) {
-    step = TreeDot(z, chosen, head_dim) / TreeDot(chosen, chosen, head_dim);
-  }
-  *scale_f16 = FloatToHalf(std::min(step, kMaxHalf));
+uint16_t Gamma(const float* x, const float* anchor, int head_dim) noexcept {
+  return Gamma(x, anchor, TreeDot(anchor, anchor, head_dim), head_dim);
 }
 
-uint16_t Gamma(const float* x, const float* anchor, int head_dim) noexcept {
-  const float gamma = TreeDot(x, anchor, head_dim) / TreeDot(anchor, anchor, head_dim);
+uint16_t Gamma(const float* x, const float* anchor, float anchor_norm, int head_dim) noexcept {
+  const float gamma = TreeDot(x, anchor, head_dim) / anchor_norm;
   // Also false for the NaN of 0 / 0 and for the infinity of a vanishing anchor.
   return std::fabs(gamma) <= kMaxGamma ? FloatToHalf(gamma) : 0;
 }

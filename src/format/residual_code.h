@@ -51,6 +51,8 @@ void QuantizeResidual(const float* z, int head_dim, int bits, ResidualScale scal
 // gamma = fp16(<x, a> / <a, a>) by TreeDot; 0 when <a,a> is 0 or the quotient exceeds kMaxGamma.
 inline constexpr float kMaxGamma = 256.0f;
 uint16_t Gamma(const float* x, const float* anchor, int head_dim) noexcept;
+// The same where <a, a> is known: anchor_norm = TreeDot(a, a).
+uint16_t Gamma(const float* x, const float* anchor, float anchor_norm, int head_dim) noexcept;
 
 // Power of two that brings max_abs into [64, 128); 1 for 0. Clamped to [2^-100, 2^100].
 float AnchorScale(float max_abs) noexcept;

@@ -61,6 +61,10 @@ Result<std::unique_ptr<Engine>> Engine::Load(const std::string& path, const Engi
   if (options.device == Device::kCpu) {
     AKV_ASSIGN_OR_RETURN(engine, HostEngine::Make(file, std::move(spec), rope, resolved));
   } else {
+    if (info.architecture != "llama" && info.architecture != "qwen2") {
+      return Unsupported("architecture " + info.architecture +
+                         " is not supported on a GPU yet; supported there: llama, qwen2");
+    }
 #ifdef ANCHORKV_HAS_CUDA
     AKV_ASSIGN_OR_RETURN(engine, cuda::CudaEngine::Make(file, std::move(spec), rope, resolved));
 #else
@@ -78,6 +82,8 @@ CacheConfig Engine::cache_config() const {
   config.q_heads = info().q_heads;
   config.kv_heads = info().kv_heads;
   config.head_dim = info().head_dim;
+  config.sliding_window = info().sliding_window;
+  config.sliding_layers = info().sliding_layers;
   return config;
 }
 
@@ -108,6 +114,11 @@ Status Engine::CheckCache(const KvCache* cache) const {
                            " elements against " + std::to_string(info.layers) + ", " + std::to_string(info.kv_heads) +
                            " and " + std::to_string(info.head_dim));
   }
+  if (config.sliding_window != info.sliding_window || config.sliding_layers != info.sliding_layers) {
+    return InvalidArgument("the cache was made for another model: " + std::to_string(config.sliding_count()) +
+                           " layers with a sliding window of " + std::to_string(config.sliding_window) +
+                           " tokens against one of " + std::to_string(info.sliding_window));
+  }
   return Status();
 }
 
@@ -132,9 +143,10 @@ Status Engine::CheckImages(const CacheConfig& config, std::span<const SegmentIma
     return InvalidArgument(std::to_string(layers.size()) + " stored layers for a cache of " +
                            std::to_string(config.layers));
   }
-  if (layers.front().tokens() > rope_->max_position()) {
-    return InvalidArgument("the stored prompt has " + std::to_string(layers.front().tokens()) +
-                           " tokens; the context holds " + std::to_string(rope_->max_position()));
+  const int64_t tokens = layers.front().first_position + layers.front().tokens();
+  if (tokens > rope_->max_position()) {
+    return InvalidArgument("the stored prompt has " + std::to_string(tokens) + " tokens; the context holds " +
+                           std::to_string(rope_->max_position()));
   }
   return Status();
 }

@@ -22,7 +22,7 @@ namespace anchorkv {
 // What a GGUF file says, read without loading weights.
 struct ModelInfo {
   std::string path;
-  std::string architecture;  // "llama", "qwen2"
+  std::string architecture;  // "llama", "qwen2", "qwen3", "gemma3"
   std::string name;          // general.name, may be empty
   std::string quantization;  // majority type of the weights, e.g. "Q4_1"
   int layers = 0;
@@ -38,10 +38,17 @@ struct ModelInfo {
   bool key_bias = false;
   std::string rope_scaling;  // "none", "linear", "yarn", "llama3"
   RopeSpec rope;
+  // Layers that see only the last `sliding_window` tokens, themselves included; their caches stay exact. 0 and empty
+  // where there are none.
+  int64_t sliding_window = 0;
+  std::vector<bool> sliding_layers;
+  RopeSpec sliding_rope;  // of those layers
+
+  bool slides(int layer) const noexcept { return sliding_window > 0 && sliding_layers[static_cast<size_t>(layer)]; }
 };
 
 // kNotFound, kDataLoss (truncated, corrupt), kUnsupported ("architecture X is not supported; supported:
-// llama, qwen2"). Accepts the first file of a split model (-00001-of-0000N).
+// llama, qwen2, qwen3, gemma3"). Accepts the first file of a split model (-00001-of-0000N).
 Result<ModelInfo> ReadModelInfo(const std::string& path);
 
 class PromptRecord;
@@ -67,7 +74,8 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // kUnsupported when the device is not part of this build, kNotFound when the machine does not have it.
+  // kUnsupported when the device is not part of this build or does not run such models, kNotFound when the machine does
+  // not have it.
   static Result<std::unique_ptr<Engine>> Load(const std::string& path, const EngineOptions& options);
   virtual ~Engine() = default;
 

@@ -265,6 +265,26 @@ Status GgufFile::Read(const std::string& key, Need need, std::string* value) con
   return Status();
 }
 
+Status GgufFile::Read(const std::string& key, std::vector<bool>* values) const {
+  const int64_t count = ArrayLength(key);
+  if (count < 0) return DataLoss(paths_[0] + " has no array " + Quoted(key));
+  const int64_t id = gguf_find_key(metadata_.get(), key.c_str());
+  const gguf_type element = gguf_get_arr_type(metadata_.get(), id);
+  const bool opaque = element == GGUF_TYPE_STRING || element == GGUF_TYPE_ARRAY;
+  const void* data = opaque ? nullptr : gguf_get_arr_data(metadata_.get(), id);
+  values->clear();
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t number = 0;
+    if (element == GGUF_TYPE_BOOL) {
+      number = static_cast<const int8_t*>(data)[i];
+    } else if (opaque || !ReadInteger(element, data, static_cast<size_t>(i), &number)) {
+      return DataLoss(paths_[0] + ": key " + Quoted(key) + " holds neither booleans nor integers");
+    }
+    values->push_back(number != 0);
+  }
+  return Status();
+}
+
 int64_t GgufFile::ArrayLength(const std::string& key) const noexcept {
   const int64_t id = gguf_find_key(metadata_.get(), key.c_str());
   if (id < 0 || gguf_get_kv_type(metadata_.get(), id) != GGUF_TYPE_ARRAY) return -1;

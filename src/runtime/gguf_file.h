@@ -46,6 +46,8 @@ class GgufFile {
   Status Read(const std::string& key, Need need, double* value) const;
   Status Read(const std::string& key, Need need, bool* value) const;
   Status Read(const std::string& key, Need need, std::string* value) const;
+  // A required array of booleans or integers, one per layer: true where an element is not 0.
+  Status Read(const std::string& key, std::vector<bool>* values) const;
   // All keys, of the first part.
   const gguf_context* metadata() const noexcept { return metadata_.get(); }
   // Elements of an array key, or -1 if there is no such array.

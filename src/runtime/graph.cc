@@ -7,18 +7,39 @@
 
 namespace anchorkv {
 
+namespace {
+
+// RMSNorm(x) * weight along ne0.
 ggml_tensor* Normalize(ggml_context* context, ggml_tensor* x, ggml_tensor* weight, double epsilon) {
   return ggml_mul(context, ggml_rms_norm(context, x, static_cast<float>(epsilon)), weight);
 }
 
+// weight^T x (+ bias), x [inputs, tokens] -> [outputs, tokens].
 ggml_tensor* Linear(ggml_context* context, ggml_tensor* weight, ggml_tensor* x, ggml_tensor* bias) {
   ggml_tensor* y = ggml_mul_mat(context, weight, x);
   return bias == nullptr ? y : ggml_add(context, y, bias);
 }
 
-ggml_tensor* Rotated(ggml_context* context, ggml_tensor* x, int head_dim, ggml_tensor* positions, ggml_tensor* factors,
+ggml_tensor* Scaled(ggml_context* context, ggml_tensor* x, double factor) {
+  return factor == 1.0 ? x : ggml_scale(context, x, static_cast<float>(factor));
+}
+
+}  // namespace
+
+ggml_tensor* EmbedTokens(ggml_context* context, const ModelSpec& spec, const Weights& weights, ggml_tensor* ids) {
+  return Scaled(context, ggml_get_rows(context, weights.embedding(), ids), spec.embedding_scale);
+}
+
+ggml_tensor* OutputLogits(ggml_context* context, const ModelSpec& spec, const Weights& weights, ggml_tensor* x) {
+  x = Normalize(context, x, weights.output_norm(), spec.info.rms_epsilon);
+  ggml_tensor* logits = Linear(context, weights.output(), x, weights.output_bias());
+  if (spec.logit_softcap == 0.0) return logits;
+  const float cap = static_cast<float>(spec.logit_softcap);
+  return ggml_scale(context, ggml_tanh(context, ggml_scale(context, logits, 1.0f / cap)), cap);
+}
+
+ggml_tensor* Rotated(ggml_context* context, ggml_tensor* heads, ggml_tensor* positions, ggml_tensor* factors,
                      const RopeSpec& rope) {
-  ggml_tensor* heads = ggml_reshape_3d(context, x, head_dim, x->ne[0] / head_dim, x->ne[1]);
   const int mode = rope.pairing == RopePairing::kInterleaved ? GGML_ROPE_TYPE_NORMAL : GGML_ROPE_TYPE_NEOX;
   return ggml_rope_ext(context, heads, positions, factors, rope.rotary_dim, mode, rope.original_context,
                        static_cast<float>(rope.freq_base), static_cast<float>(rope.freq_scale),
@@ -26,11 +47,52 @@ ggml_tensor* Rotated(ggml_context* context, ggml_tensor* x, int head_dim, ggml_t
                        static_cast<float>(rope.beta_fast), static_cast<float>(rope.beta_slow));
 }
 
-ggml_tensor* FeedForward(ggml_context* context, const LayerWeights& layer, ggml_tensor* x, double epsilon) {
-  ggml_tensor* normalized = Normalize(context, x, layer.ffn_norm, epsilon);
-  ggml_tensor* gate = Linear(context, layer.gate, normalized, layer.gate_bias);
-  ggml_tensor* up = Linear(context, layer.up, normalized, layer.up_bias);
-  return Linear(context, layer.down, ggml_swiglu_split(context, gate, up), layer.down_bias);
+LayerGraph::LayerGraph(ggml_context* context, const ModelSpec& spec, const Weights& weights, int layer)
+    : context_(context),
+      spec_(spec),
+      weights_(weights.layer(layer)),
+      rope_(spec.info.slides(layer) ? spec.info.sliding_rope : spec.info.rope),
+      factors_(weights.rope_factors()) {}
+
+ggml_tensor* LayerGraph::Normalized(ggml_tensor* x) const {
+  return Normalize(context_, x, weights_.attn_norm, spec_.info.rms_epsilon);
+}
+
+// x [heads * head_dim, tokens] as heads, normalised if there is a norm, and rotated.
+ggml_tensor* LayerGraph::Heads(ggml_tensor* x, ggml_tensor* norm, ggml_tensor* positions) const {
+  const int head_dim = spec_.info.head_dim;
+  ggml_tensor* heads = ggml_reshape_3d(context_, x, head_dim, x->ne[0] / head_dim, x->ne[1]);
+  if (norm != nullptr) heads = Normalize(context_, heads, norm, spec_.info.rms_epsilon);
+  return Rotated(context_, heads, positions, factors_, rope_);
+}
+
+ggml_tensor* LayerGraph::Queries(ggml_tensor* normalized, ggml_tensor* positions) const {
+  ggml_tensor* q = Linear(context_, weights_.q, normalized, weights_.q_bias);
+  return Scaled(context_, Heads(q, weights_.q_norm, positions), spec_.query_scale);
+}
+
+ggml_tensor* LayerGraph::Keys(ggml_tensor* normalized, ggml_tensor* positions) const {
+  return Heads(Linear(context_, weights_.k, normalized, weights_.k_bias), weights_.k_norm, positions);
+}
+
+ggml_tensor* LayerGraph::Values(ggml_tensor* normalized) const {
+  return Linear(context_, weights_.v, normalized, weights_.v_bias);
+}
+
+ggml_tensor* LayerGraph::AttentionOutput(ggml_tensor* attended) const {
+  ggml_tensor* y = Linear(context_, weights_.attn_output, attended, weights_.attn_output_bias);
+  if (weights_.attn_post_norm == nullptr) return y;
+  return Normalize(context_, y, weights_.attn_post_norm, spec_.info.rms_epsilon);
+}
+
+ggml_tensor* LayerGraph::FeedForward(ggml_tensor* x) const {
+  ggml_tensor* normalized = Normalize(context_, x, weights_.ffn_norm, spec_.info.rms_epsilon);
+  ggml_tensor* gate = Linear(context_, weights_.gate, normalized, weights_.gate_bias);
+  ggml_tensor* up = Linear(context_, weights_.up, normalized, weights_.up_bias);
+  ggml_tensor* gated = spec_.gelu ? ggml_geglu_split(context_, gate, up) : ggml_swiglu_split(context_, gate, up);
+  ggml_tensor* y = Linear(context_, weights_.down, gated, weights_.down_bias);
+  if (weights_.ffn_post_norm == nullptr) return y;
+  return Normalize(context_, y, weights_.ffn_post_norm, spec_.info.rms_epsilon);
 }
 
 ggml_tensor* LastRows(ggml_context* context, ggml_tensor* x, int64_t n) {

@@ -11,22 +11,46 @@
 #include "anchorkv/status.h"
 #include "base/aligned_buffer.h"
 #include "ggml-cpp.h"
+#include "runtime/model_spec.h"
 #include "runtime/weights.h"
 
 namespace anchorkv {
 
-// y = RMSNorm(x) * weight, rows of x [hidden, tokens].
-ggml_tensor* Normalize(ggml_context* context, ggml_tensor* x, ggml_tensor* weight, double epsilon);
+// Rows of the embedding for `ids` (i32 [tokens]): [hidden, tokens].
+ggml_tensor* EmbedTokens(ggml_context* context, const ModelSpec& spec, const Weights& weights, ggml_tensor* ids);
 
-// y = weight^T x (+ bias), x [inputs, tokens] -> [outputs, tokens].
-ggml_tensor* Linear(ggml_context* context, ggml_tensor* weight, ggml_tensor* x, ggml_tensor* bias);
+// Logits [vocab, tokens] of the last layer's output x [hidden, tokens].
+ggml_tensor* OutputLogits(ggml_context* context, const ModelSpec& spec, const Weights& weights, ggml_tensor* x);
 
-// x [heads * head_dim, tokens] -> [head_dim, heads, tokens], rotated to `positions` (i32 [tokens]).
-ggml_tensor* Rotated(ggml_context* context, ggml_tensor* x, int head_dim, ggml_tensor* positions, ggml_tensor* factors,
+// Heads [head_dim, heads, tokens] rotated to `positions` (i32 [tokens]).
+ggml_tensor* Rotated(ggml_context* context, ggml_tensor* heads, ggml_tensor* positions, ggml_tensor* factors,
                      const RopeSpec& rope);
 
-// The gated feed-forward of a layer without its residual: x [hidden, tokens] -> [hidden, tokens].
-ggml_tensor* FeedForward(ggml_context* context, const LayerWeights& layer, ggml_tensor* x, double epsilon);
+// The parts of one transformer layer around its attention. Everything is token-major, `positions` are i32 [tokens].
+class LayerGraph {
+ public:
+  LayerGraph(ggml_context* context, const ModelSpec& spec, const Weights& weights, int layer);
+
+  // x [hidden, tokens] as Queries, Keys and Values take it.
+  ggml_tensor* Normalized(ggml_tensor* x) const;
+  // [head_dim, heads, tokens] after RoPE; the queries only lack the factor 1 / sqrt(head_dim).
+  ggml_tensor* Queries(ggml_tensor* normalized, ggml_tensor* positions) const;
+  ggml_tensor* Keys(ggml_tensor* normalized, ggml_tensor* positions) const;
+  ggml_tensor* Values(ggml_tensor* normalized) const;
+  // What attention adds to x: attended [q_heads * head_dim, tokens] -> [hidden, tokens].
+  ggml_tensor* AttentionOutput(ggml_tensor* attended) const;
+  // What the gated feed-forward adds to x: x [hidden, tokens] -> [hidden, tokens].
+  ggml_tensor* FeedForward(ggml_tensor* x) const;
+
+ private:
+  ggml_tensor* Heads(ggml_tensor* x, ggml_tensor* norm, ggml_tensor* positions) const;
+
+  ggml_context* context_;
+  const ModelSpec& spec_;
+  const LayerWeights& weights_;
+  const RopeSpec& rope_;
+  ggml_tensor* factors_;
+};
 
 // The last n rows of a contiguous [width, rows], as a view.
 ggml_tensor* LastRows(ggml_context* context, ggml_tensor* x, int64_t n);

@@ -77,6 +77,10 @@ Status HostEngine::Prefill(std::span<const int32_t> tokens, std::span<KvCache* c
 }
 
 Result<std::unique_ptr<PromptRecord>> HostEngine::MakeRecord(const Observations& observations) const {
+  if (info().sliding_window > 0) {
+    return Unsupported("methods cannot be compared on models with sliding-window layers yet; " + info().architecture +
+                       " has them");
+  }
   AKV_RETURN_IF_ERROR(CheckObservations(observations));
   AKV_ASSIGN_OR_RETURN(auto record, Recorder::MakeRecord(info(), rope_, observations));
   return std::unique_ptr<PromptRecord>(std::move(record));
@@ -149,16 +153,20 @@ Result<std::vector<SegmentImage>> HostEngine::Save(const KvCache& cache) const {
   AKV_RETURN_IF_ERROR(CheckCache(&cache));
   const auto* own = dynamic_cast<const HostKvCache*>(&cache);
   if (own == nullptr) return InvalidArgument("the cache is not in host memory");
-  AKV_RETURN_IF_ERROR(CheckOnePrompt(*own, own->segments(0).size()));
   const CacheConfig& config = own->config();
+  size_t segments = 0;
+  for (int l = 0; l < config.layers; ++l) segments = std::max(segments, own->segments(l).size());
+  AKV_RETURN_IF_ERROR(CheckOnePrompt(*own, segments));
   std::vector<SegmentImage> layers;
   for (int l = 0; l < config.layers; ++l) {
-    if (own->compressed_tokens() > 0) {
+    if (!own->segments(l).empty()) {
       AKV_ASSIGN_OR_RETURN(SegmentImage image, ImageOf(own->segments(l).front()));
       layers.push_back(std::move(image));
     } else {
       AKV_ASSIGN_OR_RETURN(AlignedBuffer rows, own->CopyTail(l));
-      layers.push_back(RowsImage(config.kv_heads, config.head_dim, own->tokens(), config.tail_type, std::move(rows)));
+      const int64_t held = own->tail_tokens(l);
+      layers.push_back(RowsImage(config.kv_heads, config.head_dim, held, config.tail_type, std::move(rows)));
+      layers.back().first_position = own->tokens() - held;
     }
   }
   return layers;
@@ -167,21 +175,18 @@ Result<std::vector<SegmentImage>> HostEngine::Save(const KvCache& cache) const {
 Result<std::unique_ptr<KvCache>> HostEngine::Restore(const CacheConfig& config,
                                                      std::span<const SegmentImage> layers) const {
   AKV_RETURN_IF_ERROR(CheckImages(config, layers));
-  if (layers.front().format == SegmentFormat::kRows) {
-    AKV_ASSIGN_OR_RETURN(std::unique_ptr<HostKvCache> cache, MakeHostCache(config));
-    AKV_RETURN_IF_ERROR(CheckCache(cache.get()));
-    for (size_t l = 0; l < layers.size(); ++l) {
-      AKV_RETURN_IF_ERROR(cache->AddPromptRows(static_cast<int>(l), layers[l].tokens(), layers[l].bytes));
-    }
-    return std::unique_ptr<KvCache>(std::move(cache));
-  }
-  std::vector<std::shared_ptr<const Segment>> segments;
-  for (const SegmentImage& image : layers) {
-    AKV_ASSIGN_OR_RETURN(auto segment, SegmentOf(image, *parts_.backend, *rope_));
-    segments.push_back(std::move(segment));
-  }
-  AKV_ASSIGN_OR_RETURN(auto cache, HostKvCache::MakeFromSegments(config, rope_, parts_.backend, std::move(segments)));
+  AKV_ASSIGN_OR_RETURN(std::unique_ptr<HostKvCache> cache, MakeHostCache(config));
   AKV_RETURN_IF_ERROR(CheckCache(cache.get()));
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const SegmentImage& image = layers[l];
+    const int layer = static_cast<int>(l);
+    if (image.format == SegmentFormat::kRows) {
+      AKV_RETURN_IF_ERROR(cache->AddPromptRows(layer, image.first_position + image.tokens(), image.bytes));
+    } else {
+      AKV_ASSIGN_OR_RETURN(auto segment, SegmentOf(image, *parts_.backend, *rope_));
+      AKV_RETURN_IF_ERROR(cache->AddPromptSegment(layer, std::move(segment)));
+    }
+  }
   return std::unique_ptr<KvCache>(std::move(cache));
 }
 

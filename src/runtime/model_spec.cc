@@ -19,6 +19,7 @@ constexpr int64_t kMaxWidth = int64_t{1} << 20;  // hidden, feed-forward
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
 constexpr int64_t kMaxContext = int64_t{1} << 24;  // tokens; RoPE tables of that many stay below 200 MB
 constexpr int64_t kMaxHeadDim = 512;               // what the attention backends are built for
+constexpr const char* kArchitectures[] = {"llama", "qwen2", "qwen3", "gemma3"};
 constexpr const char* kRopeFactors = "rope_freqs.weight";
 
 std::string ShapeText(int64_t ne0, int64_t ne1) {
@@ -78,6 +79,11 @@ Status ReadShape(const GgufFile& file, ModelSpec* spec) {
   if (experts > 0) {
     return Unsupported(path + ": mixture-of-experts models (" + std::to_string(experts) +
                        " experts) are not supported");
+  }
+  double softcap = 0.0;
+  AKV_RETURN_IF_ERROR(file.Read(prefix + "attn_logit_softcapping", Need::kOptional, &softcap));
+  if (softcap != 0.0) {
+    return Unsupported(path + ": attention logits capped at " + std::to_string(softcap) + " are not supported");
   }
   bool causal = true;
   AKV_RETURN_IF_ERROR(file.Read(prefix + "attention.causal", Need::kOptional, &causal));
@@ -161,6 +167,58 @@ Status ReadRope(const GgufFile& file, ModelInfo* info) {
   return Status();
 }
 
+// Layers with a sliding window, as libllama reads them: every sixth layer is a full one unless the file has a pattern,
+// the others rotate with a base of their own and without scaling.
+Status ReadSlidingLayers(const GgufFile& file, ModelInfo* info) {
+  const std::string prefix = info->architecture + ".";
+  int64_t window = 0;
+  AKV_RETURN_IF_ERROR(file.Read(prefix + "attention.sliding_window", Need::kOptional, 0, kMaxContext, &window));
+  if (window == 0) return Status();
+  const std::string pattern_key = prefix + "attention.sliding_window_pattern";
+  std::vector<bool> slides;
+  if (file.ArrayLength(pattern_key) >= 0) {
+    AKV_RETURN_IF_ERROR(file.Read(pattern_key, &slides));
+    if (slides.size() != static_cast<size_t>(info->layers)) {
+      return DataLoss(info->path + ": '" + pattern_key + "' has " + std::to_string(slides.size()) +
+                      " elements for a model of " + std::to_string(info->layers) + " layers");
+    }
+  } else {
+    int64_t pattern = 6;
+    AKV_RETURN_IF_ERROR(file.Read(pattern_key, Need::kOptional, 0, kMaxLayers, &pattern));
+    for (int l = 0; l < info->layers; ++l) slides.push_back(pattern == 0 || l % pattern < pattern - 1);
+  }
+  if (std::find(slides.begin(), slides.end(), true) == slides.end()) return Status();
+  info->sliding_window = window;
+  info->sliding_layers = std::move(slides);
+  info->sliding_rope = info->rope;
+  info->sliding_rope.freq_base = 10000.0;
+  info->sliding_rope.freq_scale = 1.0;
+  double* const base = &info->sliding_rope.freq_base;
+  AKV_RETURN_IF_ERROR(file.Read(prefix + "rope.freq_base_swa", Need::kOptional, base));
+  if (!(std::isfinite(*base) && *base > 0.0)) {
+    return DataLoss(info->path + ": RoPE base " + std::to_string(*base) + " of the sliding layers is not positive");
+  }
+  return Status();
+}
+
+// What Gemma 3 does besides the layers' own weights.
+Status ReadGemma(const GgufFile& file, ModelSpec* spec) {
+  constexpr int kLayersOf27B = 62;  // whose queries are scaled by the hidden width, as libllama does it
+  ModelInfo& info = spec->info;
+  spec->gelu = true;
+  // libllama rounds the scale to float.
+  spec->embedding_scale = std::sqrt(static_cast<float>(info.hidden));
+  if (info.layers == kLayersOf27B) {
+    spec->query_scale = std::sqrt(static_cast<double>(info.head_dim) / (info.hidden / info.q_heads));
+  }
+  AKV_RETURN_IF_ERROR(file.Read("gemma3.final_logit_softcapping", Need::kOptional, &spec->logit_softcap));
+  if (!(std::isfinite(spec->logit_softcap) && spec->logit_softcap >= 0.0)) {
+    return DataLoss(info.path + ": logits capped at " + std::to_string(spec->logit_softcap) +
+                    "; the cap must not be negative");
+  }
+  return ReadSlidingLayers(file, &info);
+}
+
 // Every weight the architecture may have.
 std::vector<WeightSpec> KnownWeights(const ModelSpec& spec) {
   const ModelInfo& info = spec.info;
@@ -168,6 +226,7 @@ std::vector<WeightSpec> KnownWeights(const ModelSpec& spec) {
   const int64_t q_width = int64_t{info.q_heads} * info.head_dim;
   const int64_t kv_width = int64_t{info.kv_heads} * info.head_dim;
   const int64_t ff = spec.feed_forward;
+  const bool gemma = info.architecture == "gemma3";
   using Use = WeightUse;
   std::vector<WeightSpec> known = {
       {"token_embd.weight", Use::kEmbedding, hidden, info.vocab, true},
@@ -191,6 +250,14 @@ std::vector<WeightSpec> KnownWeights(const ModelSpec& spec) {
     add("attn_k.bias", Use::kVector, kv_width, 1, false);
     add("attn_v.bias", Use::kVector, kv_width, 1, false);
     add("attn_output.weight", Use::kProduct, q_width, hidden, true);
+    if (gemma || info.architecture == "qwen3") {
+      add("attn_q_norm.weight", Use::kVector, info.head_dim, 1, true);
+      add("attn_k_norm.weight", Use::kVector, info.head_dim, 1, true);
+    }
+    if (gemma) {
+      add("post_attention_norm.weight", Use::kVector, hidden, 1, true);
+      add("post_ffw_norm.weight", Use::kVector, hidden, 1, true);
+    }
     add("ffn_norm.weight", Use::kVector, hidden, 1, true);
     add("ffn_gate.weight", Use::kProduct, hidden, ff, true);
     add("ffn_up.weight", Use::kProduct, hidden, ff, true);
@@ -270,8 +337,12 @@ Result<ModelSpec> ReadModelSpec(const GgufFile& file) {
   info.path = file.paths()[0];
   for (const int64_t bytes : file.file_bytes()) info.file_bytes += bytes;
   AKV_RETURN_IF_ERROR(file.Read("general.architecture", Need::kRequired, &info.architecture));
-  if (info.architecture != "llama" && info.architecture != "qwen2") {
-    return Unsupported("architecture " + info.architecture + " is not supported; supported: llama, qwen2");
+  if (std::find(std::begin(kArchitectures), std::end(kArchitectures), info.architecture) == std::end(kArchitectures)) {
+    std::string supported;
+    for (const char* name : kArchitectures) supported += (supported.empty() ? "" : ", ") + std::string(name);
+    const bool experts = info.architecture.find("moe") != std::string::npos;
+    return Unsupported("architecture " + info.architecture + (experts ? " (mixture of experts)" : "") +
+                       " is not supported; supported: " + supported);
   }
   AKV_RETURN_IF_ERROR(file.Read("general.name", Need::kOptional, &info.name));
   AKV_RETURN_IF_ERROR(ReadShape(file, &spec));
@@ -288,6 +359,7 @@ Result<ModelSpec> ReadModelSpec(const GgufFile& file) {
                     std::to_string(info.vocab));
   }
   AKV_RETURN_IF_ERROR(ReadRope(file, &info));
+  if (info.architecture == "gemma3") AKV_RETURN_IF_ERROR(ReadGemma(file, &spec));
   AKV_RETURN_IF_ERROR(ReadWeights(file, &spec));
   return spec;
 }

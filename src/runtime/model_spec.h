@@ -32,6 +32,10 @@ struct ModelSpec {
   ModelInfo info;
   int64_t feed_forward = 0;
   bool tied_output = false;         // the embedding serves as output matrix
+  bool gelu = false;                // the feed-forward's gate: GELU, else SiLU
+  double embedding_scale = 1.0;     // on rows of the embedding
+  double query_scale = 1.0;         // on queries, beside 1 / sqrt(head_dim)
+  double logit_softcap = 0.0;       // c: logits become c tanh(logit / c); 0: they stay
   std::vector<WeightSpec> weights;  // those present in the file
 };
 

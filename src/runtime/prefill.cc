@@ -12,7 +12,7 @@
 namespace anchorkv {
 namespace {
 
-constexpr size_t kGraphNodes = 64;  // a layer with every bias, its output head included, has about 45
+constexpr size_t kGraphNodes = 96;  // a layer with every bias and norm, its output head included, has about 65
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -92,7 +92,8 @@ Result<std::unique_ptr<Prefill>> Prefill::Make(const ModelParts& parts, std::spa
 
 Status Prefill::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
                     const std::function<bool(int64_t, int64_t)>& progress) {
-  const int layers = parts_.spec->info.layers;
+  const ModelInfo& info = parts_.spec->info;
+  const int layers = info.layers;
   const int64_t chunks = (tokens_ + parts_.chunk - 1) / parts_.chunk;
   int64_t done = 0;
   Engine::PrefillTiming spent;
@@ -103,6 +104,7 @@ Status Prefill::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
   auto start = std::chrono::steady_clock::now();
   for (int64_t c = 0; c < chunks; ++c) AKV_RETURN_IF_ERROR(Embed(chunk_at(c)));
   for (int layer = 0; layer < layers; ++layer) {
+    attention_->SetSlidingWindow(info.slides(layer) ? info.sliding_window : 0);
     consumer_->Load(layer, attention_.get());
     for (int64_t c = 0; c < chunks; ++c) {
       const Chunk chunk = chunk_at(c);
@@ -129,32 +131,28 @@ Status Prefill::Embed(const Chunk& chunk) {
   ggml_context* context = runner_->context();
   ggml_tensor* ids =
       ggml_view_1d(context, token_ids_.tensor, chunk.tokens, static_cast<size_t>(chunk.first) * sizeof(int32_t));
-  ggml_tensor* rows = ggml_get_rows(context, parts_.weights->embedding(), ids);
+  ggml_tensor* rows = EmbedTokens(context, *parts_.spec, *parts_.weights, ids);
   ggml_build_forward_expand(runner_->graph(), ggml_cpy(context, rows, HiddenRows(chunk.first, chunk.tokens)));
   AKV_RETURN_IF_ERROR(runner_->Allocate());
   return runner_->Compute();
 }
 
 Status Prefill::RunLayer(int layer, const Chunk& chunk) {
-  const ModelInfo& info = parts_.spec->info;
-  const LayerWeights& weights = parts_.weights->layer(layer);
-  ggml_tensor* factors = parts_.weights->rope_factors();
   AKV_RETURN_IF_ERROR(runner_->Begin());
   ggml_context* context = runner_->context();
+  const LayerGraph graph(context, *parts_.spec, *parts_.weights, layer);
 
   ggml_tensor* x = HiddenRows(chunk.first, chunk.tokens);
   ggml_tensor* positions = Positions(chunk.first, chunk.tokens);
-  ggml_tensor* normalized = Normalize(context, x, weights.attn_norm, info.rms_epsilon);
-  ggml_tensor* q = Rotated(context, Linear(context, weights.q, normalized, weights.q_bias), info.head_dim, positions,
-                           factors, info.rope);
-  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim, positions,
-                           factors, info.rope);
-  ggml_tensor* v = Linear(context, weights.v, normalized, weights.v_bias);
+  ggml_tensor* normalized = graph.Normalized(x);
+  ggml_tensor* q = graph.Queries(normalized, positions);
+  ggml_tensor* k = graph.Keys(normalized, positions);
+  ggml_tensor* v = graph.Values(normalized);
   ggml_tensor* stored = Store(context, {k, v, q}, attention_.get());
   ggml_tensor* attended = Attend(context, q, stored, attention_.get());
   // The residual is updated in place: no other tensor of the graph reads x after its norm.
-  x = ggml_add_inplace(context, x, Linear(context, weights.attn_output, attended, weights.attn_output_bias));
-  x = ggml_add_inplace(context, x, FeedForward(context, weights, x, info.rms_epsilon));
+  x = ggml_add_inplace(context, x, graph.AttentionOutput(attended));
+  x = ggml_add_inplace(context, x, graph.FeedForward(x));
   ggml_build_forward_expand(runner_->graph(), x);
   AKV_RETURN_IF_ERROR(runner_->Allocate());
   return runner_->Compute();
@@ -164,11 +162,10 @@ Status Prefill::RunLayer(int layer, const Chunk& chunk) {
 // tokens, queries where the window reaches, and the rest of the layer for the last token only.
 Status Prefill::RunLastLayer(const Chunk& chunk, std::vector<float>* logits) {
   const ModelInfo& info = parts_.spec->info;
-  const LayerWeights& weights = parts_.weights->layer(info.layers - 1);
-  ggml_tensor* factors = parts_.weights->rope_factors();
   AKV_RETURN_IF_ERROR(runner_->Begin());
   ggml_context* context = runner_->context();
   ggml_cgraph* graph = runner_->graph();
+  const LayerGraph layer(context, *parts_.spec, *parts_.weights, info.layers - 1);
 
   const int64_t end = chunk.first + chunk.tokens;
   const bool has_last = logits != nullptr && end == tokens_;
@@ -177,18 +174,16 @@ Status Prefill::RunLastLayer(const Chunk& chunk, std::vector<float>* logits) {
   const bool has_queries = has_last || end > tokens_ - window_;
 
   ggml_tensor* x = HiddenRows(chunk.first, chunk.tokens);
-  ggml_tensor* normalized = Normalize(context, x, weights.attn_norm, info.rms_epsilon);
+  ggml_tensor* normalized = layer.Normalized(x);
   ggml_tensor* positions = Positions(chunk.first, chunk.tokens);
-  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim, positions,
-                           factors, info.rope);
-  ggml_tensor* v = Linear(context, weights.v, normalized, weights.v_bias);
+  ggml_tensor* k = layer.Keys(normalized, positions);
+  ggml_tensor* v = layer.Values(normalized);
   if (!has_queries) {
     ggml_build_forward_expand(graph, Store(context, {k, v}, attention_.get()));
     AKV_RETURN_IF_ERROR(runner_->Allocate());
     return runner_->Compute();
   }
-  ggml_tensor* q = Rotated(context, Linear(context, weights.q, normalized, weights.q_bias), info.head_dim, positions,
-                           factors, info.rope);
+  ggml_tensor* q = layer.Queries(normalized, positions);
   ggml_tensor* stored = Store(context, {k, v, q}, attention_.get());
   ggml_build_forward_expand(graph, stored);
   ggml_tensor* output = nullptr;
@@ -196,11 +191,9 @@ Status Prefill::RunLastLayer(const Chunk& chunk, std::vector<float>* logits) {
     ggml_tensor* last_query = ggml_view_3d(context, q, q->ne[0], q->ne[1], 1, q->nb[1], q->nb[2],
                                            static_cast<size_t>(chunk.tokens - 1) * q->nb[2]);
     ggml_tensor* attended = Attend(context, last_query, stored, attention_.get());
-    ggml_tensor* last = ggml_add(context, LastRows(context, x, 1),
-                                 Linear(context, weights.attn_output, attended, weights.attn_output_bias));
-    last = ggml_add(context, last, FeedForward(context, weights, last, info.rms_epsilon));
-    last = Normalize(context, last, parts_.weights->output_norm(), info.rms_epsilon);
-    output = Linear(context, parts_.weights->output(), last, parts_.weights->output_bias());
+    ggml_tensor* last = ggml_add(context, LastRows(context, x, 1), layer.AttentionOutput(attended));
+    last = ggml_add(context, last, layer.FeedForward(last));
+    output = OutputLogits(context, *parts_.spec, *parts_.weights, last);
     ggml_set_output(output);
     ggml_build_forward_expand(graph, output);
   }
@@ -242,7 +235,7 @@ Status CacheFiller::Take(int layer, PromptAttention* attention) {
   const OpenMpThreads openmp_threads(parts_.threads);
   std::vector<HostKvCache*> compressing;
   for (HostKvCache* cache : caches_) {
-    if (cache->WouldCompress(tokens_)) {
+    if (cache->WouldCompress(tokens_) && !cache->config().slides(layer)) {
       compressing.push_back(cache);
       continue;
     }
@@ -259,6 +252,7 @@ Status CacheFiller::Take(int layer, PromptAttention* attention) {
     input.values = attention->values();
     input.queries = WindowOf(*compressing[i], *attention);
     input.rope = parts_.rope;
+    input.known_finite = true;  // by PromptAttention::Store
     status = compressing[i]->AddPromptLayer(input);
   }
   return status;

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "cache/sliding.h"
+
 namespace anchorkv {
 namespace {
 
@@ -14,14 +16,19 @@ constexpr size_t kAlign = 64;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-// Copies n floats; true if one of them is infinite or not a number.
+size_t StateBytes(int64_t rows, int64_t head_dim) {
+  return Aligned(static_cast<size_t>(rows * (head_dim + 2)) * sizeof(float));
+}
+
+// Copies n floats; true if one of them is not a number or 2^126 and beyond: sums of two such may not be finite, and
+// keys are turned by RoPE.
 bool CopyAndCheck(const float* from, int64_t n, float* to) noexcept {
   uint32_t worst = 0;
   for (int64_t i = 0; i < n; ++i) {
     worst = std::max(worst, std::bit_cast<uint32_t>(from[i]) & 0x7f800000u);
     to[i] = from[i];
   }
-  return worst == 0x7f800000u;
+  return worst >= 0x7e800000u;
 }
 
 }  // namespace
@@ -41,7 +48,7 @@ Result<std::unique_ptr<PromptAttention>> PromptAttention::Make(const Shape& shap
   const int ratio = shape.q_heads / shape.kv_heads;
   attention->block_tokens_ = std::max(1, kBlockRows / ratio);
   const int block_rows = attention->block_tokens_ * ratio;
-  attention->scratch_per_thread_ = Aligned(static_cast<size_t>(block_rows) * (row_bytes + 2 * sizeof(float))) +
+  attention->scratch_per_thread_ = 2 * StateBytes(block_rows, shape.head_dim) +
                                    Aligned(backend->AttendScratchBytes(shape.head_dim, block_rows, /*anchors=*/0));
   AKV_ASSIGN_OR_RETURN(
       attention->scratch_,
@@ -87,13 +94,23 @@ void PromptAttention::Attend(const float* queries, int64_t q_tokens, float* out,
   const int64_t head_dim = shape_.head_dim;
   const int ratio = shape_.q_heads / shape_.kv_heads;
   const int64_t token_stride = shape_.q_heads * head_dim;
-  const int64_t blocks = (q_tokens + block_tokens_ - 1) / block_tokens_;
+  const int64_t window = sliding_window_ > 0 ? sliding_window_ : shape_.tokens + 1;
+  const int64_t most = std::min<int64_t>(block_tokens_, window);
+  const int64_t blocks = (q_tokens + most - 1) / most;
   const int64_t q_first = first_ + chunk_ - q_tokens;
-  std::byte* scratch = scratch_.data() + scratch_per_thread_ * static_cast<size_t>(thread);
-  float* const state = reinterpret_cast<float*>(scratch);
+  std::byte* const scratch = scratch_.data() + scratch_per_thread_ * static_cast<size_t>(thread);
   const int64_t block_rows = int64_t{block_tokens_} * ratio;
-  std::byte* const backend_scratch =
-      scratch + Aligned(static_cast<size_t>(block_rows * (head_dim + 2)) * sizeof(float));
+  StateRows parts[2];
+  for (int p = 0; p < 2; ++p) {
+    parts[p].o = reinterpret_cast<float*>(scratch + p * StateBytes(block_rows, head_dim));
+    parts[p].m = parts[p].o + block_rows * head_dim;
+    parts[p].l = parts[p].m + block_rows;
+    parts[p].o_token_stride = ratio * head_dim;
+    parts[p].o_head_stride = head_dim;
+    parts[p].s_token_stride = ratio;
+    parts[p].s_head_stride = 1;
+  }
+  std::byte* const backend_scratch = scratch + 2 * StateBytes(block_rows, head_dim);
 
   // Items of one head follow each other so that its keys stay in cache; within a head the longest come
   // first, so that the threads finish together.
@@ -102,9 +119,9 @@ void PromptAttention::Attend(const float* queries, int64_t q_tokens, float* out,
        item = next_item_.fetch_add(1, std::memory_order_relaxed)) {
     const int64_t head = item / blocks;
     const int64_t block = blocks - 1 - item % blocks;
-    const int64_t token = block * block_tokens_;
-    const int tokens = static_cast<int>(std::min<int64_t>(block_tokens_, q_tokens - token));
-    const int64_t visible = q_first + token + 1;
+    const int64_t token = block * most;
+    const int tokens = static_cast<int>(std::min<int64_t>(most, q_tokens - token));
+    const int64_t at_row = q_first + token;
 
     DenseRows rows;
     rows.type = DenseType::kF32;
@@ -113,17 +130,16 @@ void PromptAttention::Attend(const float* queries, int64_t q_tokens, float* out,
     rows.token_stride = head_dim;
     const int64_t at = token * token_stride + head * ratio * head_dim;
     const QueryRows query{queries + at, token_stride, head_dim, tokens, ratio};
-    StateRows partial;
-    partial.o = state;
-    partial.m = state + block_rows * head_dim;
-    partial.l = partial.m + block_rows;
-    partial.o_token_stride = ratio * head_dim;
-    partial.o_head_stride = head_dim;
-    partial.s_token_stride = ratio;
-    partial.s_head_stride = 1;
-    backend_->AttendDense(rows, static_cast<int>(head_dim), query, 0, visible + tokens - 1, visible, partial,
-                          backend_scratch);
-    backend_->MergeStates({&partial, 1}, static_cast<int>(head_dim), tokens, ratio, out + at, token_stride, head_dim);
+    const SlidingBlock seen = CutSlidingBlock(at_row, tokens, window);
+    size_t stretches = 0;
+    if (seen.edge < seen.first) {
+      AttendSlidingEdge(*backend_, rows, static_cast<int>(head_dim), query, seen.edge, seen.first, parts[stretches++],
+                        backend_scratch);
+    }
+    backend_->AttendDense(rows, static_cast<int>(head_dim), query, seen.first, seen.last, at_row + 1,
+                          parts[stretches++], backend_scratch);
+    backend_->MergeStates({parts, stretches}, static_cast<int>(head_dim), tokens, ratio, out + at, token_stride,
+                          head_dim);
   }
 }
 

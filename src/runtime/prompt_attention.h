@@ -31,6 +31,9 @@ class PromptAttention {
   // `backend` must outlive the object.
   static Result<std::unique_ptr<PromptAttention>> Make(const Shape& shape, int threads, const Backend* backend);
 
+  // Queries of the layers that follow see the last `window` tokens, themselves included; 0: everything before them.
+  void SetSlidingWindow(int64_t window) noexcept { sliding_window_ = window; }
+
   // The positions [first, first + tokens) come next. Rows before the first chunk are the caller's to fill in.
   void BeginChunk(int64_t first, int64_t tokens) noexcept;
 
@@ -65,9 +68,10 @@ class PromptAttention {
   const Backend* backend_ = nullptr;
   AlignedBuffer keys_, values_;  // f32 [kv_heads, tokens, head_dim]
   AlignedBuffer queries_;        // f32 [q_heads, window, head_dim]
-  AlignedBuffer scratch_;        // per thread: states of one block of rows, then the backend's scratch
+  AlignedBuffer scratch_;        // per thread: states of one block over two stretches, then the backend's scratch
   size_t scratch_per_thread_ = 0;
   int block_tokens_ = 1;  // query tokens of one work item
+  int64_t sliding_window_ = 0;
   int64_t first_ = 0, chunk_ = 0;
   std::atomic<int64_t> next_item_{0};
   std::atomic<bool> finite_{true};

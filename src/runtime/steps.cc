@@ -10,7 +10,7 @@
 namespace anchorkv {
 namespace {
 
-constexpr size_t kNodesPerLayer = 48;  // tensors of a layer with every bias, views included
+constexpr size_t kNodesPerLayer = 64;  // tensors of a layer with every bias and norm, views included
 constexpr size_t kNodesBeside = 64;    // inputs, look-up and output head
 // Logits of many tokens are large (600 KiB each for 150K entries): this many rows at a time.
 constexpr int64_t kLogitRows = 128;
@@ -58,11 +58,10 @@ Result<Steps::Graph> Steps::Build(int64_t tokens, Logits wanted) {
   built.positions = ggml_new_tensor_1d(context, GGML_TYPE_I32, tokens);
   ggml_set_input(built.ids);
   ggml_set_input(built.positions);
-  ggml_tensor* x = ggml_get_rows(context, parts_.weights->embedding(), built.ids);
+  ggml_tensor* x = EmbedTokens(context, *parts_.spec, *parts_.weights, built.ids);
   for (int layer = 0; layer < info.layers; ++layer) x = Layer(context, graph, layer, x, built.positions, wanted);
   if (x != nullptr) {
-    x = Normalize(context, x, parts_.weights->output_norm(), info.rms_epsilon);
-    built.logits = Linear(context, parts_.weights->output(), x, parts_.weights->output_bias());
+    built.logits = OutputLogits(context, *parts_.spec, *parts_.weights, x);
     ggml_set_output(built.logits);
     ggml_build_forward_expand(graph, built.logits);
   }
@@ -74,14 +73,11 @@ Result<Steps::Graph> Steps::Build(int64_t tokens, Logits wanted) {
 ggml_tensor* Steps::Layer(ggml_context* context, ggml_cgraph* graph, int layer, ggml_tensor* x, ggml_tensor* positions,
                           Logits wanted) {
   const ModelInfo& info = parts_.spec->info;
-  const LayerWeights& weights = parts_.weights->layer(layer);
-  ggml_tensor* factors = parts_.weights->rope_factors();
-  ggml_tensor* normalized = Normalize(context, x, weights.attn_norm, info.rms_epsilon);
-  ggml_tensor* q = Rotated(context, Linear(context, weights.q, normalized, weights.q_bias), info.head_dim, positions,
-                           factors, info.rope);
-  ggml_tensor* k = Rotated(context, Linear(context, weights.k, normalized, weights.k_bias), info.head_dim, positions,
-                           factors, info.rope);
-  ggml_tensor* v = Linear(context, weights.v, normalized, weights.v_bias);
+  const LayerGraph parts(context, *parts_.spec, *parts_.weights, layer);
+  ggml_tensor* normalized = parts.Normalized(x);
+  ggml_tensor* q = parts.Queries(normalized, positions);
+  ggml_tensor* k = parts.Keys(normalized, positions);
+  ggml_tensor* v = parts.Values(normalized);
 
   LayerOps* ops = &ops_[static_cast<size_t>(layer)];
   ggml_tensor* store_arguments[] = {k, v, q};
@@ -101,8 +97,8 @@ ggml_tensor* Steps::Layer(ggml_context* context, ggml_cgraph* graph, int layer, 
     merged = LastRows(context, merged, 1);
     x = LastRows(context, x, 1);
   }
-  x = ggml_add(context, x, Linear(context, weights.attn_output, merged, weights.attn_output_bias));
-  return ggml_add(context, x, FeedForward(context, weights, x, info.rms_epsilon));
+  x = ggml_add(context, x, parts.AttentionOutput(merged));
+  return ggml_add(context, x, parts.FeedForward(x));
 }
 
 Status Steps::Append(HostKvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) {

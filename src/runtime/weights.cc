@@ -181,8 +181,11 @@ void Weights::Name(const ModelSpec& spec) {
     layer.q_bias = Find(block + "attn_q.bias");
     layer.k_bias = Find(block + "attn_k.bias");
     layer.v_bias = Find(block + "attn_v.bias");
+    layer.q_norm = Find(block + "attn_q_norm.weight");
+    layer.k_norm = Find(block + "attn_k_norm.weight");
     layer.attn_output = Find(block + "attn_output.weight");
     layer.attn_output_bias = Find(block + "attn_output.bias");
+    layer.attn_post_norm = Find(block + "post_attention_norm.weight");
     layer.ffn_norm = Find(block + "ffn_norm.weight");
     layer.gate = Find(block + "ffn_gate.weight");
     layer.up = Find(block + "ffn_up.weight");
@@ -190,6 +193,7 @@ void Weights::Name(const ModelSpec& spec) {
     layer.gate_bias = Find(block + "ffn_gate.bias");
     layer.up_bias = Find(block + "ffn_up.bias");
     layer.down_bias = Find(block + "ffn_down.bias");
+    layer.ffn_post_norm = Find(block + "post_ffw_norm.weight");
     layers_.push_back(layer);
   }
 }

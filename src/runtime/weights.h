@@ -17,15 +17,18 @@
 
 namespace anchorkv {
 
-// Matrices are [inputs, outputs]; a null bias is absent.
+// Matrices are [inputs, outputs]; a null bias or norm is absent.
 struct LayerWeights {
   ggml_tensor* attn_norm = nullptr;
   ggml_tensor *q = nullptr, *k = nullptr, *v = nullptr;
   ggml_tensor *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
+  ggml_tensor *q_norm = nullptr, *k_norm = nullptr;  // of each head
   ggml_tensor *attn_output = nullptr, *attn_output_bias = nullptr;
+  ggml_tensor* attn_post_norm = nullptr;  // of what attention adds to the residual
   ggml_tensor* ffn_norm = nullptr;
   ggml_tensor *gate = nullptr, *up = nullptr, *down = nullptr;
   ggml_tensor *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+  ggml_tensor* ffn_post_norm = nullptr;
 };
 
 class Weights {

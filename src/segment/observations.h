@@ -44,6 +44,7 @@ struct LayerInput {
   int64_t first_position = 0;      // logical position of token 0
   const RopeTable* rope = nullptr;
   PriorState prior;
+  bool known_finite = false;  // whoever made the rows has looked at each: they are not checked again
 
   // Optional: what Backend::Score says of the last attention_window queries, [kv_heads, tokens], for methods that ask
   // for just that window.

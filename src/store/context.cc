@@ -86,6 +86,12 @@ Properties ContextProperties(const StoredContext& context) {
   out.Set("cache.compress", int64_t{config.compress ? 1 : 0});
   out.Set("cache.tail_bits", int64_t{config.tail_type == DenseType::kF16 ? 16 : 32});
   out.Set("cache.min_tokens", config.min_tokens);
+  if (config.sliding_window > 0) {
+    out.Set("cache.sliding_window", config.sliding_window);
+    std::string layers;
+    for (const bool slides : config.sliding_layers) layers += slides ? '1' : '0';
+    out.Set("cache.sliding_layers", layers);
+  }
   if (config.compress) SetOptions(config.codec, &out);
   return out;
 }
@@ -116,6 +122,16 @@ Status ReadProperties(std::span<const std::byte> bytes, StoredContext* context) 
   AKV_RETURN_IF_ERROR(in.Get("cache.tail_bits", 16, 32, &tail_bits));
   config.tail_type = tail_bits == 16 ? DenseType::kF16 : DenseType::kF32;
   AKV_RETURN_IF_ERROR(in.Get("cache.min_tokens", 0, INT64_MAX, &config.min_tokens));
+  AKV_RETURN_IF_ERROR(in.Get("cache.sliding_window", 0, kMaxStoredTokens, &config.sliding_window));
+  if (config.sliding_window > 0) {
+    std::string layers;
+    AKV_RETURN_IF_ERROR(in.Get("cache.sliding_layers", &layers));
+    if (layers.size() != static_cast<size_t>(config.layers) || layers.find_first_not_of("01") != std::string::npos) {
+      return DataLoss("its property cache.sliding_layers must have one 0 or 1 for each of " +
+                      std::to_string(config.layers) + " layers");
+    }
+    for (const char c : layers) config.sliding_layers.push_back(c == '1');
+  }
   return config.compress ? ReadOptions(in, &config.codec) : Status();
 }
 
@@ -131,16 +147,19 @@ Status CheckContext(const StoredContext& context) {
   const auto tokens = static_cast<int64_t>(context.tokens.size());
   for (size_t l = 0; l < context.layers.size(); ++l) {
     const SegmentImage& layer = context.layers[l];
-    if (layer.first_position != 0 || layer.tokens() != tokens || layer.format != context.layers.front().format) {
+    const bool slides = config.slides(static_cast<int>(l));
+    const int64_t first = slides ? std::max<int64_t>(0, tokens - config.sliding_window) : 0;
+    const SegmentFormat format = slides ? SegmentFormat::kRows : context.format();
+    if (layer.first_position != first || layer.tokens() != tokens - first || layer.format != format) {
       return DataLoss(LayerName(l) + " holds " + std::to_string(layer.tokens()) + " tokens from position " +
-                      std::to_string(layer.first_position) + " in format " + FormatName(layer.format) + "; there are " +
-                      std::to_string(tokens) + " and the first layer is " + FormatName(context.layers.front().format));
+                      std::to_string(layer.first_position) + " in format " + FormatName(layer.format) + "; expected " +
+                      std::to_string(tokens - first) + " from " + std::to_string(first) + " in " + FormatName(format));
+    }
+    if (format == SegmentFormat::kRows && RowsType(layer) != config.tail_type) {
+      return DataLoss("its rows have another element type than its options say");
     }
   }
   if (context.compressed() && !config.compress) return DataLoss("its layers are compressed, its options say that not");
-  if (!context.compressed() && RowsType(context.layers.front()) != config.tail_type) {
-    return DataLoss("its rows have another element type than its options say");
-  }
   return {};
 }
 
@@ -214,6 +233,13 @@ std::string Difference(const ModelFingerprint& file, const ModelFingerprint& loa
   std::string what = parts[0];
   for (size_t i = 1; i < parts.size(); ++i) what += (i + 1 == parts.size() ? " and " : ", ") + parts[i];
   return "it was made for " + Describe(file) + ", this is " + Describe(loaded) + ": " + what + " differ";
+}
+
+SegmentFormat StoredContext::format() const noexcept {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (!config.slides(static_cast<int>(l))) return layers[l].format;
+  }
+  return SegmentFormat::kRows;
 }
 
 int64_t StoredContext::segment_bytes() const noexcept {

@@ -44,9 +44,13 @@ struct StoredContext {
   CacheConfig config;  // shape, options; the tail's limit is not stored
   StoredFrame frame;
   std::vector<int32_t> tokens;
-  std::vector<SegmentImage> layers;  // one per layer, from position 0, as long as `tokens`; all of rows or none
+  // One per layer, from position 0, as long as `tokens`; all of rows or none. Layers that slide (CacheConfig) have the
+  // rows of the window, which end where the tokens do.
+  std::vector<SegmentImage> layers;
 
-  bool compressed() const noexcept { return !layers.empty() && layers.front().format != SegmentFormat::kRows; }
+  // The format of the layers that do not slide; kRows when every layer does.
+  SegmentFormat format() const noexcept;
+  bool compressed() const noexcept { return format() != SegmentFormat::kRows; }
   int64_t segment_bytes() const noexcept;
 };
 

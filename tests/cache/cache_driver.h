@@ -61,7 +61,7 @@ class CacheDriver {
   }
 
   Status AddPromptLayer(int layer, int64_t tokens) {
-    const bool compress = cache_->WouldCompress(tokens);
+    const bool compress = cache_->WouldCompress(tokens) && !config_.slides(layer);
     const int64_t begin = cache_->tokens();
     const int h = config_.kv_heads, d = config_.head_dim, w = config_.codec.window;
     std::vector<float> keys = Normal(h * tokens * d), values = Normal(h * tokens * d);
@@ -192,14 +192,15 @@ class CacheDriver {
         const float* query = &queries[static_cast<size_t>((i * q + head) * d)];
         const int64_t offset = int64_t{head / (q / h)} * d;
         double top = -INFINITY, sum = 0;
-        for (int64_t t = 0; t < visible; ++t) {
+        const int64_t first = config_.slides(layer) ? std::max<int64_t>(0, visible - config_.sliding_window) : 0;
+        for (int64_t t = first; t < visible; ++t) {
           double dot = 0;
           for (int c = 0; c < d; ++c) dot += double{query[c]} * k[static_cast<size_t>(t * row + offset + c)];
           logit[static_cast<size_t>(t)] = dot / std::sqrt(double(d));
           top = std::max(top, logit[static_cast<size_t>(t)]);
         }
         double* o = &result[static_cast<size_t>((i * q + head) * d)];
-        for (int64_t t = 0; t < visible; ++t) {
+        for (int64_t t = first; t < visible; ++t) {
           const double weight = std::exp(logit[static_cast<size_t>(t)] - top);
           sum += weight;
           for (int c = 0; c < d; ++c) o[c] += weight * v[static_cast<size_t>(t * row + offset + c)];

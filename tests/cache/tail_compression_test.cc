@@ -87,6 +87,29 @@ TEST(TailCompression, InfeasibleTailStaysExactAndSaysSo) {
   EXPECT_EQ(driver.cache().bill().skipped_reason, "");
 }
 
+// A tail too short for theta may take the bytes that the prompt has left over, and no more.
+TEST(TailCompression, ShortTailIsClampedWhereThetaHoldsOverTheCache) {
+  CacheConfig config = TailConfig(50);
+  config.codec = CodecOptions::ForProfile(Profile::kPaper);  // leaves bytes over at mild ratios
+  config.codec.theta = .5;
+  const auto dense = [&](int64_t tokens) {
+    return static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
+  };
+  ASSERT_EQ(PlanBudget({config.kv_heads, config.head_dim, 60}, config.codec).status().code(), StatusCode::kInfeasible);
+  CacheDriver driver(config, 38);
+  ASSERT_TRUE(driver.AddPrompt(600).ok());
+  driver.Step(60);
+  ASSERT_TRUE(driver.cache().MaybeCompressTail().ok());
+  ASSERT_EQ(driver.cache().compressed_tokens(), 660);
+  EXPECT_EQ(driver.cache().bill().skipped_reason, "");
+  for (int l = 0; l < config.layers; ++l) {
+    const auto& segments = driver.cache().segments(l);
+    ASSERT_EQ(segments.size(), 2u);
+    EXPECT_GT(static_cast<double>(segments[1]->resident_bytes()), .5 * dense(60));
+    EXPECT_LE(static_cast<double>(segments[0]->resident_bytes() + segments[1]->resident_bytes()), .5 * dense(660));
+  }
+}
+
 // Truncation may take window queries away; compression waits until a window of them is there again.
 TEST(TailCompression, WaitsForAWindowOfQueriesAfterTruncate) {
   CacheDriver driver(TailConfig(50), 35);

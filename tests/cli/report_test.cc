@@ -67,9 +67,9 @@ TEST(ReportTest, JsonHasExactlyThePromisedKeys) {
   const Json json = AnswerJson({"q", "a", 10, 2, 1.5, 0.25, 40.0}, Config(true), Bill(), 12345);
   EXPECT_EQ(Keys(json), (std::set<std::string>{"question", "answer", "prompt_tokens", "generated_tokens", "kv",
                                                "timing", "peak_rss_bytes"}));
-  EXPECT_EQ(Keys(json["kv"]),
-            (std::set<std::string>{"method", "profile", "theta", "dense_bytes", "resident_bytes", "ratio",
-                                   "layers_compressed", "layers_total", "residual_share_k", "residual_share_v"}));
+  EXPECT_EQ(Keys(json["kv"]), (std::set<std::string>{"method", "profile", "theta", "dense_bytes", "resident_bytes",
+                                                     "ratio", "layers_compressed", "layers_total",
+                                                     "layers_not_compressed", "residual_share_k", "residual_share_v"}));
   EXPECT_EQ(Keys(json["timing"]), (std::set<std::string>{"prefill_s", "compress_s", "decode_tokens_per_s"}));
   EXPECT_EQ(json["kv"]["method"], "anchorkv");
   EXPECT_EQ(json["kv"]["profile"], "paper");
@@ -82,6 +82,25 @@ TEST(ReportTest, JsonHasExactlyThePromisedKeys) {
   EXPECT_EQ(full["kv"]["method"], "full");
   EXPECT_TRUE(full["kv"]["profile"].is_null());
   EXPECT_TRUE(full["kv"]["theta"].is_null());
+}
+
+TEST(ReportTest, LayersWithAWindowAreNamed) {
+  CacheConfig config = Config(true);
+  config.layers = 4;
+  config.sliding_window = 512;
+  config.sliding_layers = {true, true, false, true};
+  ByteBill bill = Bill();
+  bill.layers_total = 4;
+  bill.layers_compressed = 1;
+  bill.layers_sliding = 3;
+  EXPECT_NE(ReportLine(config, bill, {})
+                .find("1/4 layers compressed, 0 skipped, layers 0-1, 3 exact for the last 512 tokens;"),
+            std::string::npos);
+  EXPECT_EQ(CacheJson(config, bill)["layers_not_compressed"],
+            Json::parse(R"([{"layers":[0,1,3],"reason":"a sliding window of 512 tokens"}])"));
+  bill.layers_compressed = 0;
+  bill.skipped_reason = "short";
+  EXPECT_EQ(CacheJson(config, bill)["layers_not_compressed"][0], Json::parse(R"({"layers":[2],"reason":"short"})"));
 }
 
 TEST(ReportTest, JsonIsOneLineWhateverTheText) {

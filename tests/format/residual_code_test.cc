@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/half.h"
+#include "hwy/targets.h"
 #include "support/compare.h"
 #include "support/random.h"
 
@@ -331,6 +332,93 @@ TEST(AnchorScale, BringsTheLargestElementToTheTopOctave) {
   EXPECT_EQ(AnchorScale(64.0f), 1.0f);
   EXPECT_EQ(AnchorScale(std::numeric_limits<float>::denorm_min()), 0x1p100f);
   EXPECT_EQ(AnchorScale(std::numeric_limits<float>::max()), 0x1p-100f);
+}
+
+// --- The kernels of every target against the documented order written out, bit by bit.
+
+float PlainTreeDot(const float* a, const float* b, int n) {
+  float lanes[16] = {};
+  for (int i = 0; i < n; ++i) lanes[i % 16] += a[i] * b[i];
+  for (int width = 8; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  }
+  return lanes[0];
+}
+
+void PlainHadamard(float* x, int head_dim) {
+  const int block = HadamardBlock(head_dim);
+  for (int stride = 1; stride < block; stride *= 2) {
+    for (int i = 0; i < head_dim; ++i) {
+      if (i / stride % 2 != 0) continue;
+      const float a = x[i], b = x[i + stride];
+      x[i] = a + b;
+      x[i + stride] = a - b;
+    }
+  }
+  for (int i = 0; i < head_dim; ++i) x[i] *= 1.0f / std::sqrt(static_cast<float>(block));
+}
+
+void PlainQuantize(const float* z, int head_dim, int bits, ResidualScale scale, bool uniform, uint8_t* codes,
+                   uint16_t* scale_f16) {
+  float step = std::sqrt(PlainTreeDot(z, z, head_dim) / static_cast<float>(head_dim));
+  if (scale == ResidualScale::kAbsMax || scale == ResidualScale::kAbsMaxLiteral) {
+    step = 0.0f;
+    for (int i = 0; i < head_dim; ++i) step = std::max(step, std::fabs(z[i]));
+    if (scale == ResidualScale::kAbsMax) step /= ExpectedAbsMax(head_dim);
+  }
+  const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
+  std::vector<float> chosen(static_cast<size_t>(head_dim));
+  for (int i = 0; i < head_dim; ++i) {
+    codes[i] = 0;
+    for (const float boundary : Boundaries(bits, uniform)) codes[i] += boundary <= z[i] * inverse ? 1 : 0;
+    chosen[static_cast<size_t>(i)] = Levels(bits, uniform)[codes[i]];
+  }
+  if (scale == ResidualScale::kLeastSquares) {
+    step = PlainTreeDot(z, chosen.data(), head_dim) / PlainTreeDot(chosen.data(), chosen.data(), head_dim);
+  }
+  *scale_f16 = FloatToHalf(std::min(step, 65504.0f));
+}
+
+TEST(Kernels, EveryTargetGivesThePlainBits) {
+  Random random(77);
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    hwy::SetSupportedTargetsForTest(target);
+    for (int trial = 0; trial < 200; ++trial) {
+      const int dim = kHeadDims[static_cast<size_t>(trial) % std::size(kHeadDims)];
+      std::vector<float> z(static_cast<size_t>(dim)), other(z.size());
+      const double size = std::pow(10.0, trial % 11 - 5);
+      for (float& x : z) x = static_cast<float>(size * random.Gaussian());
+      for (float& x : other) x = static_cast<float>(random.Gaussian());
+      if (trial % 7 == 0) std::fill(z.begin(), z.begin() + dim / 2, 0.0f);
+      if (trial % 31 == 0) std::fill(z.begin(), z.end(), 0.0f);
+      for (const int n : {dim, dim - 1, dim / 2 + 1, 1, 0}) {
+        EXPECT_EQ(std::bit_cast<uint32_t>(TreeDot(z.data(), other.data(), n)),
+                  std::bit_cast<uint32_t>(PlainTreeDot(z.data(), other.data(), n)))
+            << dim << " " << n;
+      }
+      std::vector<float> plain = z, got = z;
+      for (int i = 0; i < dim; ++i) plain[static_cast<size_t>(i)] *= HadamardSigns()[i];
+      PlainHadamard(plain.data(), dim);
+      HadamardForward(got.data(), dim);
+      EXPECT_TRUE(test::SameBits(std::span<const float>(got), std::span<const float>(plain))) << dim;
+      PlainHadamard(plain.data(), dim);
+      for (int i = 0; i < dim; ++i) plain[static_cast<size_t>(i)] *= HadamardSigns()[i];
+      HadamardInverse(got.data(), dim);
+      EXPECT_TRUE(test::SameBits(std::span<const float>(got), std::span<const float>(plain))) << dim;
+      for (const ResidualScale scale : {ResidualScale::kLeastSquares, ResidualScale::kRms, ResidualScale::kAbsMax}) {
+        const int bits = 1 + trial % 4;
+        const bool uniform = trial % 3 == 0;
+        std::vector<uint8_t> want_codes(z.size()), codes(z.size());
+        uint16_t want = 0, half = 0;
+        PlainQuantize(z.data(), dim, bits, scale, uniform, want_codes.data(), &want);
+        QuantizeResidual(z.data(), dim, bits, scale, uniform, codes.data(), &half);
+        EXPECT_EQ(codes, want_codes) << dim;
+        EXPECT_EQ(half, want) << dim;
+      }
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
 }
 
 }  // namespace

@@ -16,10 +16,15 @@ namespace {
 
 constexpr size_t kPrompt = 90;
 
-class ContextEngineTest : public ::testing::Test {
+class ContextEngineTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     SilenceLlama();
+    spec_.architecture = GetParam();
+    if (spec_.architecture == "gemma3") {
+      spec_.layers = 7;  // the sixth is a full one
+      spec_.sliding_window = 24;
+    }
     path_ = WriteTinyModel(directory_, "tiny", spec_);
     tokens_ = RandomTokens(140, spec_.vocab, 21);
     engine_ = LoadEngine(path_, {.threads = 2});
@@ -68,7 +73,7 @@ class ContextEngineTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(ContextEngineTest, StoredPromptsAnswerWithTheSameBits) {
+TEST_P(ContextEngineTest, StoredPromptsAnswerWithTheSameBits) {
   std::vector<std::pair<std::string, CacheConfig>> configs;
   for (const Profile profile : {Profile::kPaper, Profile::kBlend, Profile::kAdaptive}) {
     configs.emplace_back(Name(profile), Config(profile));
@@ -112,7 +117,7 @@ TEST_F(ContextEngineTest, StoredPromptsAnswerWithTheSameBits) {
   }
 }
 
-TEST_F(ContextEngineTest, SavingTwiceGivesTheSameBytes) {
+TEST_P(ContextEngineTest, SavingTwiceGivesTheSameBytes) {
   const auto first = Prefilled(Config(Profile::kAdaptive));
   const auto second = Prefilled(Config(Profile::kAdaptive));
   const auto a = engine_->Save(*first).value();
@@ -122,7 +127,7 @@ TEST_F(ContextEngineTest, SavingTwiceGivesTheSameBytes) {
   }
 }
 
-TEST_F(ContextEngineTest, OnlyOnePromptCanBeSaved) {
+TEST_P(ContextEngineTest, OnlyOnePromptCanBeSaved) {
   const auto empty = NewCache(*engine_, Config(Profile::kBlend));
   EXPECT_EQ(engine_->Save(*empty).status().code(), StatusCode::kInvalidArgument);
   const auto cache = Prefilled(Config(Profile::kBlend));
@@ -133,7 +138,7 @@ TEST_F(ContextEngineTest, OnlyOnePromptCanBeSaved) {
   EXPECT_NE(status.message().find("91 tokens, 90 of them in 1 segments"), std::string::npos) << status.message();
 }
 
-TEST_F(ContextEngineTest, PromptsOfOtherShapesAreRefused) {
+TEST_P(ContextEngineTest, PromptsOfOtherShapesAreRefused) {
   const auto cache = Prefilled(Config(Profile::kBlend));
   const auto layers = engine_->Save(*cache).value();
   CacheConfig config = cache->config();
@@ -144,6 +149,9 @@ TEST_F(ContextEngineTest, PromptsOfOtherShapesAreRefused) {
   const Status status = small->Restore(cache->config(), layers).status();
   EXPECT_NE(status.message().find("90 tokens; the context holds 64"), std::string::npos) << status.message();
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, ContextEngineTest, ::testing::Values("llama", "gemma3"),
+                         [](const auto& info) { return std::string(info.param); });
 
 class FingerprintTest : public ::testing::Test {
  protected:

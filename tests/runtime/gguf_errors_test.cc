@@ -109,7 +109,43 @@ TEST_F(GgufErrors, OtherArchitecture) {
   TinySpec spec;
   spec.architecture = "mamba";
   ExpectError(ErrorOf(Write(spec)), StatusCode::kUnsupported,
-              "architecture mamba is not supported; supported: llama, qwen2");
+              "architecture mamba is not supported; supported: llama, qwen2, qwen3, gemma3");
+}
+
+TEST_F(GgufErrors, MixtureOfExperts) {
+  TinySpec spec;
+  spec.architecture = "qwen3moe";
+  ExpectError(ErrorOf(Write(spec)), StatusCode::kUnsupported,
+              "architecture qwen3moe (mixture of experts) is not supported; supported: llama");
+  // Mixtral calls itself llama.
+  ExpectError(ErrorOf(WithMetadata([](gguf_context* f) { gguf_set_val_u32(f, "llama.expert_count", 8); })),
+              StatusCode::kUnsupported, "8 experts");
+}
+
+TEST_F(GgufErrors, SlidingWindowOfEveryKind) {
+  TinySpec spec;
+  spec.architecture = "gemma3";
+  spec.sliding_window = 32;
+  const auto with = [&](const std::function<void(gguf_context*)>& edit) {
+    spec.edit_metadata = edit;
+    return ErrorOf(Write(spec));
+  };
+  ExpectError(with([](gguf_context* f) {
+                const int32_t three[] = {1, 0, 1};
+                gguf_set_arr_data(f, "gemma3.attention.sliding_window_pattern", GGUF_TYPE_INT32, three, 3);
+              }),
+              StatusCode::kDataLoss, "has 3 elements for a model of 2 layers");
+  ExpectError(with([](gguf_context* f) {
+                const float two[] = {1, 0};
+                gguf_set_arr_data(f, "gemma3.attention.sliding_window_pattern", GGUF_TYPE_FLOAT32, two, 2);
+              }),
+              StatusCode::kDataLoss, "neither booleans nor integers");
+  ExpectError(with([](gguf_context* f) { gguf_set_val_f32(f, "gemma3.rope.freq_base_swa", -1.0f); }),
+              StatusCode::kDataLoss, "RoPE base -1");
+  ExpectError(with([](gguf_context* f) { gguf_set_val_f32(f, "gemma3.attn_logit_softcapping", 50.0f); }),
+              StatusCode::kUnsupported, "capped at 50");
+  ExpectError(with([](gguf_context* f) { gguf_set_val_f32(f, "gemma3.final_logit_softcapping", -2.0f); }),
+              StatusCode::kDataLoss, "must not be negative");
 }
 
 TEST_F(GgufErrors, OtherRopeScaling) {

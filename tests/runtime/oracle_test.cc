@@ -11,7 +11,17 @@
 namespace anchorkv::test {
 namespace {
 
+// A model with a sliding window is given a text that is longer, and a prompt that is longer too.
+#ifdef ANCHORKV_ORACLE_SLIDES
+constexpr int kTokens = 700;
+constexpr size_t kPrompt = 600;
+// ggml looks GELU up in a table over f16, which turns the last digit of a float into a step of 2^-11.
+constexpr double kExactDifference = 0.1;
+#else
 constexpr int kTokens = 512;
+constexpr size_t kPrompt = 300;
+constexpr double kExactDifference = 2e-3;
+#endif
 
 void Print(const char* what, const Distance& d, size_t rows) {
   std::printf("%-34s KL %.3g, max difference %.3g, top-1 %d of %zu\n", what, d.mean_kl, d.max_difference, d.same_top,
@@ -43,15 +53,14 @@ TEST_F(Oracle, F32WeightsGiveTheSameLogits) {
   const Distance appended = Compare(reference, AppendedLogits(engine.get(), tokens_), vocab);
   Print("F32, appended", appended, tokens_.size());
   EXPECT_LT(appended.mean_kl, 1e-6);
-  EXPECT_LT(appended.max_difference, 2e-3);
+  EXPECT_LT(appended.max_difference, kExactDifference);
   EXPECT_EQ(appended.same_top, kTokens);
 
-  constexpr size_t kPrompt = 300;
   const Distance prefilled = Compare(RowsFrom(reference, vocab, kPrompt - 1),
                                      PrefilledLogits(engine.get(), tokens_, kPrompt, ExactConfig(*engine)), vocab);
-  Print("F32, prefilled 300", prefilled, kTokens - kPrompt + 1);
+  Print("F32, prefilled", prefilled, kTokens - kPrompt + 1);
   EXPECT_LT(prefilled.mean_kl, 1e-6);
-  EXPECT_LT(prefilled.max_difference, 2e-3);
+  EXPECT_LT(prefilled.max_difference, kExactDifference);
   EXPECT_EQ(prefilled.same_top, kTokens - static_cast<int>(kPrompt) + 1);
 }
 
@@ -81,18 +90,18 @@ TEST_F(Oracle, IdentityControl) {
   ASSERT_FALSE(path.empty());
   const std::unique_ptr<Engine> engine = LoadEngine(path);
   ASSERT_NE(engine, nullptr);
-  constexpr size_t kPrompt = 400;
+  constexpr size_t kCompressed = 400;
   CacheConfig config = engine->cache_config();
   config.codec = CodecOptions::ForProfile(Profile::kPaper);
-  config.codec.anchors = kPrompt;
+  config.codec.anchors = kCompressed;
   config.codec.theta = 2.0;
   config.codec.surplus = Surplus::kNone;
   config.min_tokens = 64;
   config.tail_type = DenseType::kF32;
-  const std::vector<float> exact = PrefilledLogits(engine.get(), tokens_, kPrompt, ExactConfig(*engine));
-  const std::vector<float> identity = PrefilledLogits(engine.get(), tokens_, kPrompt, config);
+  const std::vector<float> exact = PrefilledLogits(engine.get(), tokens_, kCompressed, ExactConfig(*engine));
+  const std::vector<float> identity = PrefilledLogits(engine.get(), tokens_, kCompressed, config);
   const Distance distance = Compare(exact, identity, engine->info().vocab);
-  Print("every token an anchor", distance, kTokens - kPrompt + 1);
+  Print("every token an anchor", distance, kTokens - kCompressed + 1);
   EXPECT_LT(distance.mean_kl, 1e-4);
   EXPECT_GT(distance.max_difference, 0.0) << "the compressed path was not taken";
 }

@@ -57,7 +57,7 @@ std::vector<Scaling> Scalings() {
 // ggml's rotation of x [head_dim] to `position`.
 std::vector<float> GgmlRotated(const std::vector<float>& x, int position, const RopeSpec& spec) {
   const ggml_context_ptr context(ggml_init({size_t{1} << 20, nullptr, /*no_alloc=*/false}));
-  ggml_tensor* input = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, kHeadDim, 1);
+  ggml_tensor* input = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, kHeadDim, 1, 1);
   std::copy(x.begin(), x.end(), static_cast<float*>(input->data));
   ggml_tensor* positions = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, 1);
   static_cast<int32_t*>(positions->data)[0] = position;
@@ -66,7 +66,7 @@ std::vector<float> GgmlRotated(const std::vector<float>& x, int position, const 
     factors = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, static_cast<int64_t>(spec.freq_factors.size()));
     std::copy(spec.freq_factors.begin(), spec.freq_factors.end(), static_cast<float*>(factors->data));
   }
-  ggml_tensor* rotated = Rotated(context.get(), input, kHeadDim, positions, factors, spec);
+  ggml_tensor* rotated = Rotated(context.get(), input, positions, factors, spec);
   ggml_cgraph* graph = ggml_new_graph(context.get());
   ggml_build_forward_expand(graph, rotated);
   ggml_graph_compute_with_ctx(context.get(), graph, 1);

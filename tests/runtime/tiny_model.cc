@@ -34,6 +34,15 @@ std::vector<TinyTensor> Tensors(const TinySpec& spec) {
     tensors.push_back({block + "ffn_gate.weight", hidden, ff, spec.type});
     tensors.push_back({block + "ffn_up.weight", hidden, ff, spec.type});
     tensors.push_back({block + "ffn_down.weight", ff, hidden, spec.type});
+    const bool gemma = spec.architecture == "gemma3";
+    if (gemma || spec.architecture == "qwen3") {
+      tensors.push_back({block + "attn_q_norm.weight", spec.head_dim});
+      tensors.push_back({block + "attn_k_norm.weight", spec.head_dim});
+    }
+    if (gemma) {
+      tensors.push_back({block + "post_attention_norm.weight", hidden});
+      tensors.push_back({block + "post_ffw_norm.weight", hidden});
+    }
     if (spec.qkv_bias) {
       tensors.push_back({block + "attn_q.bias", q});
       tensors.push_back({block + "attn_k.bias", kv});
@@ -70,6 +79,8 @@ void SetMetadata(const TinySpec& spec, gguf_context* file) {
   integer("rope.dimension_count", spec.head_dim);
   number("attention.layer_norm_rms_epsilon", 1e-5f);
   number("rope.freq_base", spec.freq_base);
+  if (spec.sliding_window > 0) integer("attention.sliding_window", spec.sliding_window);
+  if (spec.logit_softcap > 0) number("final_logit_softcapping", spec.logit_softcap);
   if (!spec.rope_scaling.empty())
     gguf_set_val_str(file, (arch + "rope.scaling.type").c_str(), spec.rope_scaling.c_str());
   if (spec.rope_factor > 0) number("rope.scaling.factor", spec.rope_factor);
@@ -128,7 +139,10 @@ std::string WriteTinyModel(const ScratchDirectory& directory, const std::string&
                                         : ggml_new_tensor_2d(context.get(), tensor.type, tensor.ne0, tensor.ne1);
     ggml_set_name(made, tensor.name.c_str());
     const std::vector<float> values = Values(spec, tensor, &random);
-    ggml_quantize_chunk(tensor.type, values.data(), made->data, 0, tensor.ne1, tensor.ne0, nullptr);
+    // Some types want to know which inputs matter: all alike.
+    const std::vector<float> importance(static_cast<size_t>(tensor.ne0), 1.0f);
+    ggml_quantize_chunk(tensor.type, values.data(), made->data, 0, tensor.ne1, tensor.ne0,
+                        ggml_quantize_requires_imatrix(tensor.type) ? importance.data() : nullptr);
     data.push_back(made);
   }
   for (int part = 0; part < spec.parts; ++part) {

@@ -35,6 +35,8 @@ struct TinySpec {
   bool qkv_bias = false;
   bool other_bias = false;   // attention output and feed-forward
   bool own_output = false;   // output.weight beside the embedding
+  int sliding_window = 0;    // gemma3
+  float logit_softcap = 0;   // gemma3
   std::string rope_scaling;  // rope.scaling.type, "" = no key
   float rope_factor = 0.0f;  // 0 = no key
   float rope_attn_factor = 0.0f;

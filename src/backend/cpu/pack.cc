@@ -50,6 +50,11 @@ class SideWriter {
     }
     anchors_ = RoundAnchors(HeadMajor<const float>(rows.data(), layout_.kv_heads, layout_.anchors, layout_.head_dim),
                             positions);
+    anchor_norms_.resize(positions.size());
+    for (int64_t i = 0; i < layout_.kv_heads * layout_.anchors; ++i) {
+      const float* row = anchors_.row(i / layout_.anchors, i % layout_.anchors);
+      anchor_norms_[static_cast<size_t>(i)] = TreeDot(row, row, layout_.head_dim);
+    }
   }
 
   void WriteAnchors() const {
@@ -122,15 +127,27 @@ class SideWriter {
       }
       const uint16_t anchor = plan_.assignment[side_][static_cast<size_t>(head * layout_.tokens + t)];
       float z[kMaxHeadDim];
-      Load(head, t, z);
+      const float* x = z;
+      if (rotate_first()) {
+        Load(head, t, z);
+      } else {
+        x = vectors().row(head, t);
+      }
+      float gamma = 0.0f;
+      const float* row = nullptr;
       if (anchor != kNoAnchor) {
-        const float* row = anchors_.row(head, anchor);
-        words[t] = {anchor, Gamma(z, row, head_dim)};
-        const float gamma = HalfToFloat(words[t].gamma);
-        for (int i = 0; i < head_dim; ++i) z[i] -= gamma * row[i];
+        row = anchors_.row(head, anchor);
+        words[t] = {anchor,
+                    Gamma(x, row, anchor_norms_[static_cast<size_t>(head * layout_.anchors + anchor)], head_dim)};
+        gamma = HalfToFloat(words[t].gamma);
       }
       const int number = plan_.pool_of[side_][static_cast<size_t>(head * layout_.tokens + t)];
       if (number == 0) continue;
+      if (row != nullptr) {
+        for (int i = 0; i < head_dim; ++i) z[i] = x[i] - gamma * row[i];
+      } else if (x != z) {
+        std::copy_n(x, head_dim, z);
+      }
       if (side_ == kKeys && layout_.code.pre_rope) input_.rope->Rotate(input_.first_position + t, z);
       if (layout_.code.hadamard) HadamardForward(z, head_dim);
       WriteSlot(layout_.pools[side_][number - 1], next[number - 1]++, z);
@@ -143,6 +160,7 @@ class SideWriter {
   Side side_;
   std::byte* out_;
   RoundedAnchors anchors_;
+  std::vector<float> anchor_norms_;  // [kv_heads, anchors], as Gamma wants them
 };
 
 }  // namespace
