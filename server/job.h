@@ -65,6 +65,7 @@ class Job {
   GenerationOptions options;  // with a seed
   CacheConfig config;         // of the prefix, or of the whole prompt without one
   std::shared_ptr<const StoredContext> context;  // the prefix, where it has been found already
+  std::string kept_exact;                        // why the server's ratio was left out; empty: it was not
   StoredFrame frame;                             // of an upload
   std::string name;                              // of an upload
   int64_t limit = 0;                             // most tokens to generate

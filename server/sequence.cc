@@ -110,6 +110,7 @@ void Sequence::Finish(const char* reason) {
   outcome_.finish_reason = reason;
   outcome_.generate_s = Seconds(Clock::now() - start_);
   outcome_.bill = cache_->bill();
+  if (!job_->kept_exact.empty()) outcome_.bill.skipped_reason = job_->kept_exact;
   Event event;
   event.kind = Event::Kind::kDone;
   event.outcome = outcome_;

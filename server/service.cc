@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
+#include "codec/codec.h"
 #include "runtime/chat_frame.h"
 
 namespace anchorkv::server {
@@ -49,6 +50,21 @@ int64_t Service::BytesOf(int64_t tokens) const {
   return int64_t{4} * info_.kv_heads * info_.head_dim * info_.layers * tokens;
 }
 
+// What is compressed may be too short for a ratio. One that the request names is refused; the server's own stays out.
+std::optional<Failure> Service::CheckRatio(Job* job) const {
+  CacheConfig& config = job->config;
+  const size_t length = job->prompt.prefix.empty() ? job->prompt.user_end : job->prompt.prefix.size();
+  const auto tokens = static_cast<int64_t>(length);
+  if (job->context != nullptr || tokens == 0 || !WhyNotCompressed(config, 0, tokens).empty()) return std::nullopt;
+  const Status planned = PlanBudget({config.kv_heads, config.head_dim, tokens}, config.codec).status();
+  if (planned.ok()) return std::nullopt;
+  if (planned.code() != StatusCode::kInfeasible) return FailureOf(planned);
+  if (job->options.kv_ratio || !job->generate) return BadRequest(planned.message(), "kv_ratio", "ratio_not_reachable");
+  config.compress = false;
+  job->kept_exact = planned.message();
+  return std::nullopt;
+}
+
 Parsed<std::shared_ptr<Job>> Service::Ready(std::shared_ptr<Job> job, const GenerationOptions& options) {
   job->options = options;
   if (!job->options.seed) job->options.seed = RandomSeed();
@@ -64,6 +80,7 @@ Parsed<std::shared_ptr<Job>> Service::Ready(std::shared_ptr<Job> job, const Gene
   if (job->generate && job->limit == 0) {
     return BadRequest("max_tokens is 0; allowed are whole numbers from 1, or -1 for no limit", "max_tokens");
   }
+  if (std::optional<Failure> unreachable = CheckRatio(job.get())) return *unreachable;
   const auto prefix = static_cast<int64_t>(job->prompt.prefix.size());
   const double theta = job->config.compress ? job->config.codec.theta : 1.0;
   const int64_t exact = tokens - prefix + (job->generate ? job->limit : 0);

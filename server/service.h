@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -63,6 +64,7 @@ class Service {
 
  private:
   CacheConfig ConfigFor(std::optional<double> ratio) const;
+  std::optional<Failure> CheckRatio(Job* job) const;
   // Limits, seed, bytes; looks for the prefix.
   Parsed<std::shared_ptr<Job>> Ready(std::shared_ptr<Job> job, const GenerationOptions& options);
   int64_t BytesOf(int64_t tokens) const;  // dense, 16 bits
