@@ -177,7 +177,7 @@ TEST_F(HttpTest, KeysAndOrigins) {
   EXPECT_EQ(Get("/health")["status"], "ok");
   EXPECT_EQ(Get("/v1/models", 401)["error"]["code"], "invalid_api_key");
   EXPECT_EQ(Get("/metrics", 401)["error"]["code"], "invalid_api_key");
-  for (const char* wrong : {"Bearer secre", "Bearer secret2", "Bearer ", "secret", "Basic secret"}) {
+  for (const char* wrong : {"Bearer secre", "Bearer secret2", "Bearer", "secret", "Basic secret"}) {
     EXPECT_EQ(client_->Get("/v1/models", httplib::Headers{{"Authorization", wrong}})->status, 401) << wrong;
   }
   EXPECT_EQ(client_->Get("/v1/models", httplib::Headers{{"Authorization", "Bearer secret"}})->status, 200);
@@ -185,6 +185,7 @@ TEST_F(HttpTest, KeysAndOrigins) {
   EXPECT_EQ(client_->Get("/v1/models", httplib::Headers{{"Origin", "http://evil.example"}})->status, 403);
   const std::string own = "http://127.0.0.1:" + std::to_string(server_->port());
   EXPECT_EQ(client_->Get("/v1/models", httplib::Headers{{"Origin", own}})->status, 200);
+  EXPECT_NE(server_->Messages().find("listening"), std::string::npos);
 }
 
 TEST_F(HttpTest, Limits) {
