@@ -266,7 +266,9 @@ TEST_F(HttpTest, ASignalEndsItWhenTheAnswersAreThere) {
   Start({"--shutdown-grace", "0"});
   int status = 0;
   std::thread reader([&] {
-    const auto result = client_->Post("/v1/completions", Json{{"prompt", Words(9000, 2)}}.dump(), kJson);
+    httplib::Client client("127.0.0.1", server_->port());
+    client.set_read_timeout(60);
+    const auto result = client.Post("/v1/completions", Json{{"prompt", Words(9000, 2)}}.dump(), kJson);
     if (result) status = result->status;
   });
   while (Metric("vllm:num_requests_running") == 0) std::this_thread::sleep_for(10ms);
