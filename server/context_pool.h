@@ -33,8 +33,8 @@ std::optional<ContextKey> ParseKey(const std::string& text);
 struct ContextEntry {
   ContextKey key;
   int64_t bytes = 0;
-  bool uploaded = false;   // by a request of its own, to this server
-  bool in_memory = false;  // else in the second store only
+  bool uploaded = false;    // by a request of its own, to this server
+  bool in_memory = false;   // else in the second store only
   std::time_t created = 0;  // uploads
   SharedContext context;    // in memory
 };
@@ -42,8 +42,8 @@ struct ContextEntry {
 class ContextPool {
  public:
   // `second` may be null. `log` gets lines about the second store.
-  ContextPool(ModelFingerprint model, int64_t limit_bytes, std::unique_ptr<ContextStore> second, std::string second_name,
-              std::function<void(const std::string&)> log);
+  ContextPool(ModelFingerprint model, int64_t limit_bytes, std::unique_ptr<ContextStore> second,
+              std::string second_name, std::function<void(const std::string&)> log);
   // Writes what has not reached the second store yet.
   ~ContextPool();
 

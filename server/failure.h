@@ -17,9 +17,9 @@ struct Failure {
 };
 
 Failure BadRequest(std::string message, std::string param = "", std::string code = "");
-Failure NotServed(std::string message);                     // 501
-Failure Missing(std::string message);                       // 404
-Failure Busy(std::string message);                          // 429
+Failure NotServed(std::string message);                      // 501
+Failure Missing(std::string message);                        // 404
+Failure Busy(std::string message);                           // 429
 Failure Unavailable(std::string message, std::string code);  // 503
 // What the library's errors mean to a client.
 Failure FailureOf(const Status& status);

@@ -16,7 +16,8 @@ constexpr int kWriteTimeoutSeconds = 30;
 // Takes the same time wherever the texts differ.
 bool SameText(const std::string& a, const std::string& b) {
   unsigned different = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) different |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % std::max<size_t>(b.size(), 1)]);
+  for (size_t i = 0; i < a.size(); ++i)
+    different |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % std::max<size_t>(b.size(), 1)]);
   return different == 0;
 }
 
@@ -82,23 +83,23 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options,
   server.set_keep_alive_timeout(kKeepAliveSeconds);
   server.set_keep_alive_max_count(1000);
   server.set_default_headers({{"Server", "anchorkv"}, {"X-Content-Type-Options", "nosniff"}});
-  server.set_pre_routing_handler([key = options.api_key, service](const httplib::Request& request,
-                                                                  httplib::Response& response) {
-    Failure failure;
-    if (key.empty() ? FromOtherSite(request) : !HasKey(request, key) && !NeedsNoKey(request)) {
-      if (key.empty()) {
-        failure = {403, "permission_error", "other_origin", "",
-                   "a page of another site may not use this server; give it an --api-key to allow that"};
-      } else {
-        failure = {401, "authentication_error", "invalid_api_key", "",
-                   "the key is missing or wrong; send it as 'Authorization: Bearer KEY'"};
-      }
-      service->metrics().Refused(failure.code);
-      SendFailure(failure, &response);
-      return httplib::Server::HandlerResponse::Handled;
-    }
-    return httplib::Server::HandlerResponse::Unhandled;
-  });
+  server.set_pre_routing_handler(
+      [key = options.api_key, service](const httplib::Request& request, httplib::Response& response) {
+        Failure failure;
+        if (key.empty() ? FromOtherSite(request) : !HasKey(request, key) && !NeedsNoKey(request)) {
+          if (key.empty()) {
+            failure = {403, "permission_error", "other_origin", "",
+                       "a page of another site may not use this server; give it an --api-key to allow that"};
+          } else {
+            failure = {401, "authentication_error", "invalid_api_key", "",
+                       "the key is missing or wrong; send it as 'Authorization: Bearer KEY'"};
+          }
+          service->metrics().Refused(failure.code);
+          SendFailure(failure, &response);
+          return httplib::Server::HandlerResponse::Handled;
+        }
+        return httplib::Server::HandlerResponse::Unhandled;
+      });
   server.set_error_handler(httplib::Server::Handler(
       [service, limit = options.max_body_bytes](const httplib::Request& request, httplib::Response& response) {
         CompleteError(request, response, service, limit);
@@ -127,9 +128,10 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options,
   impl.port = any ? server.bind_to_any_port(options.host) : options.port;
   const bool bound = any ? impl.port > 0 : server.bind_to_port(options.host, options.port);
   if (!bound) {
-    return InvalidArgument(fmt::format("cannot listen on {} port {}: the address is not this machine's or the port is "
-                                       "taken; choose others with --host and --port",
-                                       options.host, options.port));
+    return InvalidArgument(
+        fmt::format("cannot listen on {} port {}: the address is not this machine's or the port is "
+                    "taken; choose others with --host and --port",
+                    options.host, options.port));
   }
   return self;
 }

@@ -14,7 +14,7 @@ struct HttpOptions {
   std::string host = "127.0.0.1";
   int port = 8080;  // 0: any free one
   std::string api_key;
-  int threads = 64;                        // connections at a time
+  int threads = 64;  // connections at a time
   int64_t max_body_bytes = int64_t{64} << 20;
   int read_timeout_s = 30;
   bool log_requests = false;

@@ -62,8 +62,8 @@ class Job {
   // --- Set before the job is submitted, constant afterwards.
   bool generate = true;  // false: only the prefix is wanted (an upload)
   Prompt prompt;
-  GenerationOptions options;  // with a seed
-  CacheConfig config;         // of the prefix, or of the whole prompt without one
+  GenerationOptions options;                     // with a seed
+  CacheConfig config;                            // of the prefix, or of the whole prompt without one
   std::shared_ptr<const StoredContext> context;  // the prefix, where it has been found already
   std::string kept_exact;                        // why the server's ratio was left out; empty: it was not
   StoredFrame frame;                             // of an upload

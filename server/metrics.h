@@ -17,8 +17,8 @@ class Metrics {
  public:
   explicit Metrics(const std::string& model_name);
 
-  void Refused(const std::string& reason);        // queue_full, too_large, ...
-  void Finished(const std::string& reason);       // stop, length, cancelled, error
+  void Refused(const std::string& reason);   // queue_full, too_large, ...
+  void Finished(const std::string& reason);  // stop, length, cancelled, error
   // The text of /metrics.
   std::string Text() const;
 
@@ -37,8 +37,8 @@ class Metrics {
   prometheus::Gauge* waiting;
   prometheus::Gauge* cache_usage;  // 0 to 1, of --kv-pool-bytes
   prometheus::Gauge* pool_bytes;
-  prometheus::Gauge* live_bytes;       // keys and values of the sequences in flight, shared prefixes once per sequence
-  prometheus::Gauge* live_full_bytes;  // what they would be without compression
+  prometheus::Gauge* live_bytes;        // keys and values of the sequences in flight, shared prefixes once per sequence
+  prometheus::Gauge* live_full_bytes;   // what they would be without compression
   prometheus::Counter* prefix_queries;  // tokens of prefixes that were looked for
   prometheus::Counter* prefix_hits;     // tokens of those found
   prometheus::Counter* prompt_tokens;

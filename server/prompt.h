@@ -3,8 +3,8 @@
 // Every message's text is inserted byte for byte into what the chat template puts around it, and special tokens are
 // recognised in the template's own text only (runtime/chat_frame.h).
 //
-// The reusable prefix ends before the text of a user's turn, so that it is ranked without a question. Which turn that is
-// follows from the messages and `min_tokens` alone, never from what happens to be in the pool: the first turn whose
+// The reusable prefix ends before the text of a user's turn, so that it is ranked without a question. Which turn that
+// is follows from the messages and `min_tokens` alone, never from what happens to be in the pool: the first turn whose
 // prefix has at least min_tokens tokens, then each one whose prefix is at least twice as long. So a prefix stays the
 // same while a conversation grows, and at most half of a long conversation is read again.
 #pragma once

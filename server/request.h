@@ -1,6 +1,6 @@
 // Bodies of requests, parsed and checked without a socket or a model. Every refusal names the field, its value and what
-// is allowed. Fields that this server does not know are ignored, as OpenAI's clients send many; fields that would change
-// the answer and cannot be honoured are refused.
+// is allowed. Fields that this server does not know are ignored, as OpenAI's clients send many; fields that would
+// change the answer and cannot be honoured are refused.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +40,10 @@ class Parsed {
 // What all kinds of generation share.
 struct GenerationOptions {
   SamplerOptions sampling;
-  std::optional<uint32_t> seed;    // absent: drawn by the server
-  int64_t max_tokens = -1;         // -1: until the answer ends or the context is full
-  std::vector<std::string> stop;   // none of them empty
-  std::optional<int> logprobs;     // so many alternatives beside each token's own log-probability
+  std::optional<uint32_t> seed;   // absent: drawn by the server
+  int64_t max_tokens = -1;        // -1: until the answer ends or the context is full
+  std::vector<std::string> stop;  // none of them empty
+  std::optional<int> logprobs;    // so many alternatives beside each token's own log-probability
   bool stream = false;
   bool include_usage = false;      // stream_options.include_usage
   std::optional<double> kv_ratio;  // absent: the server's
@@ -71,8 +71,8 @@ struct ContextRequest {
 
 struct TokenizeRequest {
   std::string content;
-  bool add_special = false;    // the beginning-of-sequence token first
-  bool parse_special = true;   // "<|im_end|>" in the text is the special token
+  bool add_special = false;   // the beginning-of-sequence token first
+  bool parse_special = true;  // "<|im_end|>" in the text is the special token
   bool with_pieces = false;
 };
 

@@ -10,7 +10,9 @@ OrderedJson Bytes(const std::string& text) {
 }
 
 OrderedJson Common(const AnswerHead& head, bool chunk) {
-  const char* object = head.api == Api::kCompletion ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion";
+  const char* object = head.api == Api::kCompletion ? "text_completion"
+                       : chunk                      ? "chat.completion.chunk"
+                                                    : "chat.completion";
   return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
 }
 
@@ -171,8 +173,6 @@ OrderedJson ContextJson(const ContextKey& key, const StoredContext& context, int
             {"ratio", bytes > 0 ? static_cast<double>(dense) / static_cast<double>(bytes) : 0.0}}}};
 }
 
-std::string Line(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
+std::string Line(const OrderedJson& json) { return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace); }
 
 }  // namespace anchorkv::server

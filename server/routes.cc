@@ -20,15 +20,15 @@ using httplib::Response;
 constexpr char kJsonType[] = "application/json; charset=utf-8";
 constexpr char kContextType[] = "application/vnd.anchorkv.context";
 constexpr int kClientGone = 499;
-constexpr auto kPoll = 100ms;         // how soon a client that left is noticed
+constexpr auto kPoll = 100ms;           // how soon a client that left is noticed
 constexpr auto kHeadersAfter = 1000ms;  // of waiting for the first text of a stream
-constexpr auto kPingAfter = 15s;      // of silence in a stream
+constexpr auto kPingAfter = 15s;        // of silence in a stream
 
 // Endpoints of llama-server that mean something this server does not do.
 constexpr const char* kNotServed[] = {
-    "/completion",   "/infill",       "/embedding",    "/embeddings",  "/v1/embeddings", "/reranking",
-    "/rerank",       "/v1/rerank",    "/v1/reranking", "/v1/responses", "/v1/messages",  "/props",
-    "/slots",        "/lora-adapters", "/v1/audio/transcriptions"};
+    "/completion",  "/infill", "/embedding", "/embeddings",    "/v1/embeddings",
+    "/reranking",   "/rerank", "/v1/rerank", "/v1/reranking",  "/v1/responses",
+    "/v1/messages", "/props",  "/slots",     "/lora-adapters", "/v1/audio/transcriptions"};
 
 void SendJson(const OrderedJson& json, Response* response) { response->set_content(Line(json), kJsonType); }
 
@@ -154,8 +154,8 @@ void AnswerAsStream(Service* service, const Request& request, const std::shared_
   response->set_header("Cache-Control", "no-cache");
   response->set_header("X-Accel-Buffering", "no");
   response->set_chunked_content_provider(
-      "text/event-stream; charset=utf-8",
-      [stream](size_t, httplib::DataSink& sink) { return stream->Write(sink); }, [stream](bool) {});
+      "text/event-stream; charset=utf-8", [stream](size_t, httplib::DataSink& sink) { return stream->Write(sink); },
+      [stream](bool) {});
 }
 
 void Generate(Service* service, Api api, const Request& request, Response* response) {
@@ -228,19 +228,19 @@ void Download(Service* service, const std::string& id, Response* response) {
   };
   const auto file = std::make_shared<File>(File{*context, std::move(*made)});
   response->set_header("Content-Disposition", "attachment; filename=\"" + id + ".akv\"");
-  response->set_content_provider(
-      file->image.total_bytes(), kContextType, [file](size_t offset, size_t length, httplib::DataSink& sink) {
-        constexpr size_t kMost = size_t{1} << 20;
-        for (const std::span<const std::byte> piece : file->image.pieces()) {
-          if (offset >= piece.size()) {
-            offset -= piece.size();
-            continue;
-          }
-          const size_t count = std::min({piece.size() - offset, length, kMost});
-          return sink.write(reinterpret_cast<const char*>(piece.data()) + offset, count);
-        }
-        return false;
-      });
+  response->set_content_provider(file->image.total_bytes(), kContextType,
+                                 [file](size_t offset, size_t length, httplib::DataSink& sink) {
+                                   constexpr size_t kMost = size_t{1} << 20;
+                                   for (const std::span<const std::byte> piece : file->image.pieces()) {
+                                     if (offset >= piece.size()) {
+                                       offset -= piece.size();
+                                       continue;
+                                     }
+                                     const size_t count = std::min({piece.size() - offset, length, kMost});
+                                     return sink.write(reinterpret_cast<const char*>(piece.data()) + offset, count);
+                                   }
+                                   return false;
+                                 });
 }
 
 }  // namespace
@@ -287,12 +287,10 @@ void AddRoutes(httplib::Server* server, Service* service) {
   server->Post("/apply-template", [service](const Request& request, Response& response) {
     Send(service->ApplyTemplate(request.body), &response);
   });
-  server->Post("/v1/contexts", [service](const Request& request, Response& response) {
-    Upload(service, request, &response);
-  });
-  server->Get("/v1/contexts", [service](const Request&, Response& response) {
-    SendJson(service->ListContexts(), &response);
-  });
+  server->Post("/v1/contexts",
+               [service](const Request& request, Response& response) { Upload(service, request, &response); });
+  server->Get("/v1/contexts",
+              [service](const Request&, Response& response) { SendJson(service->ListContexts(), &response); });
   server->Get("/v1/contexts/:id/file", [service](const Request& request, Response& response) {
     Download(service, request.path_params.at("id"), &response);
   });

@@ -20,7 +20,9 @@ void PushFailure(Job* job, Failure failure) {
 
 constexpr char kStopping[] = "shutting_down";
 
-Failure ShuttingDown(const char* what) { return Unavailable(std::string("the server is shutting down; ") + what, kStopping); }
+Failure ShuttingDown(const char* what) {
+  return Unavailable(std::string("the server is shutting down; ") + what, kStopping);
+}
 
 }  // namespace
 
@@ -58,7 +60,8 @@ void Scheduler::Shutdown(std::chrono::milliseconds grace) {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
     const auto deadline = (Clock::now() + grace).time_since_epoch();
-    deadline_ns_ = std::min<int64_t>(deadline_ns_, std::chrono::duration_cast<std::chrono::nanoseconds>(deadline).count());
+    deadline_ns_ =
+        std::min<int64_t>(deadline_ns_, std::chrono::duration_cast<std::chrono::nanoseconds>(deadline).count());
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();

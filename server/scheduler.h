@@ -3,8 +3,8 @@
 // Sequences in flight take one step each per round, as one step of the model where the engine can batch them. A prompt
 // is read between steps: after every slice of it (a layer of a chunk; on engines that allow it) the sequences that
 // generate take a step, and short prompts that wait are answered too, so that a long document does not stop the others.
-// Jobs leave the queue in their order, as soon as there is a free place and their bytes fit. A job whose client has gone
-// is dropped at the next round, whatever it was doing.
+// Jobs leave the queue in their order, as soon as there is a free place and their bytes fit. A job whose client has
+// gone is dropped at the next round, whatever it was doing.
 #pragma once
 
 #include <atomic>
@@ -28,11 +28,11 @@
 namespace anchorkv::server {
 
 struct SchedulerOptions {
-  int parallel = 4;            // sequences in flight
-  int queue = 32;              // jobs that wait
-  int batch = 0;               // sequences in one step of the model; 0: all in flight
-  int64_t live_bytes = 0;      // most bytes of caches in flight; 0: no limit
-  int64_t chunk = 512;         // tokens of a slice of a prompt behind a prefix
+  int parallel = 4;        // sequences in flight
+  int queue = 32;          // jobs that wait
+  int batch = 0;           // sequences in one step of the model; 0: all in flight
+  int64_t live_bytes = 0;  // most bytes of caches in flight; 0: no limit
+  int64_t chunk = 512;     // tokens of a slice of a prompt behind a prefix
 };
 
 class Scheduler {

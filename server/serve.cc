@@ -161,12 +161,13 @@ int Serve(const ServeOptions& o) {
     Note("warning: everybody who reaches " + o.host + " can use this server; give it an --api-key");
   }
   const double per_token = 4.0 * info->kv_heads * info->head_dim * info->layers;
-  Note(fmt::format("{}: {} on {}, context {} tokens; keys and values take {} per token, {}", service_options.model_name,
-                   Describe(pool.model()), (*engine)->device_name(), context, FormatBytes(per_token),
-                   service_options.default_ratio > 1
-                       ? fmt::format("{} at the default kv_ratio {:g}",
-                                     FormatBytes(per_token / service_options.default_ratio), service_options.default_ratio)
-                       : std::string("kv_ratio of a request compresses them")));
+  Note(fmt::format(
+      "{}: {} on {}, context {} tokens; keys and values take {} per token, {}", service_options.model_name,
+      Describe(pool.model()), (*engine)->device_name(), context, FormatBytes(per_token),
+      service_options.default_ratio > 1
+          ? fmt::format("{} at the default kv_ratio {:g}", FormatBytes(per_token / service_options.default_ratio),
+                        service_options.default_ratio)
+          : std::string("kv_ratio of a request compresses them")));
   Note(fmt::format("listening on http://{}:{}", o.host, (*http)->port()));
 
   std::atomic<bool> ended{false};

@@ -33,9 +33,10 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
       "S", kServer)
       ->check(cli::Integer(0, 86400));
   constexpr char kContexts[] = "Contexts kept";
-  add("--kv-pool-bytes", &o->pool_bytes, "Memory for prefixes and uploads; 0 no limit (default 1G)", "BYTES", kContexts);
-  add("--kv-live-bytes", &o->live_bytes, "Caches of the answers being written; requests wait until theirs fits; 0 no limit",
-      "BYTES", kContexts);
+  add("--kv-pool-bytes", &o->pool_bytes, "Memory for prefixes and uploads; 0 no limit (default 1G)", "BYTES",
+      kContexts);
+  add("--kv-live-bytes", &o->live_bytes,
+      "Caches of the answers being written; requests wait until theirs fits; 0 no limit", "BYTES", kContexts);
   add("--kv-dir", &o->directory, "Keep contexts as .akv files in this folder too", "DIR", kContexts);
   add("--kv-redis", &o->redis, "Keep contexts in this Redis too, to share them with other servers", "HOST:PORT",
       kContexts);
@@ -77,8 +78,6 @@ Result<std::string> ResolveApiKey(const ServeOptions& o) {
   return key;
 }
 
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
+bool IsLoopback(const std::string& host) { return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0; }
 
 }  // namespace anchorkv::server

@@ -156,11 +156,16 @@ Parsed<std::shared_ptr<Job>> Service::UploadJob(const ContextRequest& request) {
 }
 
 Parsed<OrderedJson> Service::Models() const {
-  OrderedJson meta = {{"architecture", info_.architecture}, {"quantization", info_.quantization},
-                      {"n_ctx", options_.context},          {"n_ctx_train", info_.context},
-                      {"n_params", info_.parameters},       {"n_vocab", info_.vocab},
-                      {"n_embd", info_.hidden},             {"size", info_.file_bytes},
-                      {"kv_ratio", options_.default_ratio}, {"kv_bytes_per_token", BytesOf(1)},
+  OrderedJson meta = {{"architecture", info_.architecture},
+                      {"quantization", info_.quantization},
+                      {"n_ctx", options_.context},
+                      {"n_ctx_train", info_.context},
+                      {"n_params", info_.parameters},
+                      {"n_vocab", info_.vocab},
+                      {"n_embd", info_.hidden},
+                      {"size", info_.file_bytes},
+                      {"kv_ratio", options_.default_ratio},
+                      {"kv_bytes_per_token", BytesOf(1)},
                       {"kv_min_tokens", options_.config.min_tokens}};
   return OrderedJson{{"object", "list"},
                      {"data", OrderedJson::array({{{"id", options_.model_name},

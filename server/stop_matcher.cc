@@ -20,7 +20,8 @@ std::string StopMatcher::Push(std::string_view text) {
   size_t keep = 0;
   for (const std::string& stop : stops_) {
     for (size_t length = std::min(stop.size() - 1, held_.size()); length > keep; --length) {
-      if (std::string_view(held_).substr(held_.size() - length) == std::string_view(stop).substr(0, length)) keep = length;
+      if (std::string_view(held_).substr(held_.size() - length) == std::string_view(stop).substr(0, length))
+        keep = length;
     }
   }
   std::string shown = held_.substr(0, held_.size() - keep);

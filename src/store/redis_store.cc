@@ -253,7 +253,8 @@ class RedisStore final : public ContextStore {
 Result<std::unique_ptr<ContextStore>> MakeRedisStore(const std::string& address, int64_t limit_bytes) {
   const std::optional<Address> parsed = ParseAddress(address);
   if (!parsed) {
-    return InvalidArgument("'" + address + "' is no address of a Redis server; allowed is [PASSWORD@]HOST[:PORT][/DATABASE]");
+    return InvalidArgument("'" + address +
+                           "' is no address of a Redis server; allowed is [PASSWORD@]HOST[:PORT][/DATABASE]");
   }
   auto store = std::make_unique<RedisStore>(*parsed, limit_bytes);
   AKV_RETURN_IF_ERROR(store->Connect());

@@ -68,7 +68,8 @@ TEST_P(BatchTest, EverySequenceGetsWhatItGetsAlone) {
         ASSERT_TRUE(engine_->Append(pairs[i].alone.get(), {&pairs[i].token, 1}, &expected).ok());
         ASSERT_EQ(logits[i].size(), expected.size());
         double worst = 0;
-        for (size_t t = 0; t < expected.size(); ++t) worst = std::max(worst, std::fabs(double(logits[i][t]) - expected[t]));
+        for (size_t t = 0; t < expected.size(); ++t)
+          worst = std::max(worst, std::fabs(double(logits[i][t]) - expected[t]));
         EXPECT_LT(worst, GetParam() == GGML_TYPE_F32 ? 2e-4 : 3e-2) << count << " caches, cache " << i;
         ASSERT_EQ(pairs[i].together->tokens(), pairs[i].alone->tokens());
         pairs[i].token = (pairs[i].token * 5 + step + 1) % 96;

@@ -124,8 +124,11 @@ TEST_F(HttpTest, EveryPathAnswers) {
 TEST_F(HttpTest, StreamsSayWhatAnswersSay) {
   Start();
   for (const char* path : {"/v1/chat/completions", "/v1/completions"}) {
-    Json body = {{"messages", {{{"role", "user"}, {"content", "Hello"}}}}, {"prompt", "Hello"}, {"temperature", 0.8},
-                 {"seed", 3}, {"max_tokens", 20}};
+    Json body = {{"messages", {{{"role", "user"}, {"content", "Hello"}}}},
+                 {"prompt", "Hello"},
+                 {"temperature", 0.8},
+                 {"seed", 3},
+                 {"max_tokens", 20}};
     const Json whole = Post(path, body.dump());
     body["stream"] = true;
     body["stream_options"] = {{"include_usage", true}};
@@ -144,15 +147,15 @@ TEST_F(HttpTest, StreamsSayWhatAnswersSay) {
 
 TEST_F(HttpTest, Contexts) {
   Start();
-  const auto uploaded =
-      client_->Post("/v1/contexts?name=a.txt&kv_ratio=2", Words(100, 1), "text/plain");
+  const auto uploaded = client_->Post("/v1/contexts?name=a.txt&kv_ratio=2", Words(100, 1), "text/plain");
   ASSERT_TRUE(uploaded);
   ASSERT_EQ(uploaded->status, 200) << uploaded->body;
   const Json context = Json::parse(uploaded->body);
   const std::string id = context["id"];
   EXPECT_GT(context["kv"]["ratio"], 1.5);
   const std::string question =
-      R"({"context": ")" + id + R"(", "messages": [{"role": "user", "content": "Q"}], "temperature": 0, "max_tokens": 8})";
+      R"({"context": ")" + id +
+      R"(", "messages": [{"role": "user", "content": "Q"}], "temperature": 0, "max_tokens": 8})";
   const Json answer = Post("/v1/chat/completions", question);
   EXPECT_EQ(answer["usage"]["prompt_tokens_details"]["cached_tokens"], context["tokens"]);
   const auto file = client_->Get("/v1/contexts/" + id + "/file");

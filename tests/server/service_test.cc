@@ -54,14 +54,12 @@ TEST(Service, AnswersAreThoseOfTheEngine) {
   Serving serving({});
   const std::string document = Words(60, 1);
   for (const double ratio : {1.0, 2.0}) {
-    const auto prompt =
-        std::move(ChatPrompt(serving.tokenizer(), "", Messages(document, "What is it?"), 64)).value();
+    const auto prompt = std::move(ChatPrompt(serving.tokenizer(), "", Messages(document, "What is it?"), 64)).value();
     ASSERT_FALSE(prompt.prefix.empty());
     CacheConfig config = serving.config();
     config.compress = ratio > 1;
     config.codec.theta = 1 / ratio;
-    const auto answer =
-        serving.Chat(ChatBody(document, "What is it?", R"("kv_ratio": )" + std::to_string(ratio)));
+    const auto answer = serving.Chat(ChatBody(document, "What is it?", R"("kv_ratio": )" + std::to_string(ratio)));
     ASSERT_TRUE(answer.outcome) << answer.failure->message;
     EXPECT_EQ(answer.text, PlainAnswer(serving, serving.tokenizer(), prompt, config, 12));
     EXPECT_EQ(answer.outcome->bill.layers_compressed, ratio > 1 ? 2 : 0);
@@ -71,7 +69,8 @@ TEST(Service, AnswersAreThoseOfTheEngine) {
   ASSERT_TRUE(brief.prefix.empty());
   CacheConfig exact = serving.config();
   exact.compress = false;
-  EXPECT_EQ(serving.Chat(R"({"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "Hello"}],
+  EXPECT_EQ(serving
+                .Chat(R"({"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "Hello"}],
                              "temperature": 0, "max_tokens": 12})")
                 .text,
             PlainAnswer(serving, serving.tokenizer(), brief, exact, 12));
@@ -158,7 +157,8 @@ TEST(Service, UploadedContextsAnswerAsTheEngineDoes) {
   EXPECT_EQ(second.text, PlainAnswer(serving, serving.tokenizer(), prompt, config, 12));
 
   EXPECT_EQ(serving.service().ListContexts()["data"].size(), 1u);
-  const auto refused = serving.Chat(body + R"([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]})");
+  const auto refused =
+      serving.Chat(body + R"([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]})");
   EXPECT_NE(refused.failure->message.find("must alternate"), std::string::npos);
   EXPECT_TRUE(serving.service().DeleteContext(id).ok());
   EXPECT_EQ(serving.Chat(body + R"([{"role": "user", "content": "Where?"}]})").failure->http_status, 404);
@@ -178,8 +178,8 @@ TEST(Service, AContextTravelsAsAFile) {
   Parsed<OrderedJson> taken = to.service().TakeContext(bytes);
   ASSERT_TRUE(taken.ok()) << taken.failure().message;
   EXPECT_EQ(taken->at("id"), id);
-  const std::string body =
-      R"({"context": ")" + id + R"(", "temperature": 0, "messages": [{"role": "user", "content": "Hm?"}], "max_tokens": 9})";
+  const std::string body = R"({"context": ")" + id +
+                           R"(", "temperature": 0, "messages": [{"role": "user", "content": "Hm?"}], "max_tokens": 9})";
   EXPECT_EQ(to.Chat(body).text, from.Chat(body).text);
   bytes[bytes.size() / 2] ^= 1;
   EXPECT_FALSE(to.service().TakeContext(bytes).ok());
@@ -247,7 +247,8 @@ TEST(Service, StopsLimitsAndLogprobs) {
   }
   // A stop string out of the middle of the answer, where it is there once as text.
   ASSERT_GE(full.text.size(), 4u);
-  const std::string stop = nlohmann::json(full.text.substr(full.text.size() / 2)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  const std::string stop = nlohmann::json(full.text.substr(full.text.size() / 2))
+                               .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   const auto stopped = serving.Chat(ChatBody("", "Tell me", R"("stop": )" + stop));
   ASSERT_TRUE(stopped.outcome) << stopped.failure->message;
   EXPECT_LE(stopped.text.size(), full.text.size());

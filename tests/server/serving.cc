@@ -32,8 +32,8 @@ Serving::Serving(const ServingOptions& o, std::unique_ptr<ContextStore> second) 
   service.default_ratio = o.default_ratio;
   service.context = o.context;
   service.pool_bytes = o.pool_bytes;
-  service_ = std::make_unique<Service>(service, engine_->info(), tokenizer_.get(), pool_.get(), scheduler_.get(),
-                                       &metrics_);
+  service_ =
+      std::make_unique<Service>(service, engine_->info(), tokenizer_.get(), pool_.get(), scheduler_.get(), &metrics_);
 }
 
 Serving::Answer Serving::Collect(Job* job) {

@@ -49,8 +49,8 @@ class RedisTest : public testing::Test {
       const int nowhere = open("/dev/null", O_RDWR);
       dup2(nowhere, STDOUT_FILENO);
       dup2(nowhere, STDERR_FILENO);
-      execlp("redis-server", "redis-server", "--port", port.c_str(), "--bind", "127.0.0.1", "--save", "", "--appendonly",
-             "no", "--requirepass", "se@cret", nullptr);
+      execlp("redis-server", "redis-server", "--port", port.c_str(), "--bind", "127.0.0.1", "--save", "",
+             "--appendonly", "no", "--requirepass", "se@cret", nullptr);
       _exit(127);
     }
     for (int i = 0; i < 100 && store_ == nullptr; ++i) {
