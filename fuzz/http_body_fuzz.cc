@@ -7,7 +7,6 @@
 
 #include "check.h"
 #include "server/request.h"
-#include "server/response.h"
 #include "server/stop_matcher.h"
 
 namespace {
@@ -17,7 +16,8 @@ using namespace anchorkv::server;
 void CheckFailure(const Failure& failure) {
   FUZZ_CHECK(failure.http_status >= 400 && failure.http_status < 600);
   FUZZ_CHECK(!failure.message.empty() && failure.message.size() < 4096);
-  const auto json = nlohmann::json::parse(Line(ErrorJson(failure)));
+  const auto json =
+      nlohmann::json::parse(ErrorJson(failure).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   FUZZ_CHECK(json.at("error").at("message").is_string());
 }
 

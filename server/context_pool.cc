@@ -72,7 +72,7 @@ SharedContext ContextPool::FindInMemory(const CacheConfig& config, std::span<con
 
 SharedContext ContextPool::FindAnywhere(const CacheConfig& config, std::span<const int32_t> tokens) {
   SharedContext found = FindInMemory(config, tokens);
-  if (found != nullptr || second_ == nullptr) return found;
+  if (found != nullptr || second_ == nullptr || !config.compress) return found;
   Result<SharedContext> far = Find(second_.get(), model_, config, tokens);
   NoteSecond(far.status());
   if (!far.ok()) return nullptr;
@@ -94,19 +94,20 @@ Result<SharedContext> ContextPool::Get(const ContextKey& key) {
   return found;
 }
 
-Status ContextPool::Keep(const ContextKey& key, SharedContext context) {
-  AKV_RETURN_IF_ERROR(memory_->Put(key, context));
-  if (second_ == nullptr) return {};
+Status ContextPool::Keep(const ContextKey& key, SharedContext context) { return memory_->Put(key, std::move(context)); }
+
+void ContextPool::Share(const ContextKey& key, SharedContext context) {
+  if (second_ == nullptr) return;
   {
     const std::lock_guard lock(mutex_);
     if (pending_.size() < kMaxPending) pending_.emplace_back(key, std::move(context));
   }
   wake_.notify_all();
-  return {};
 }
 
 Status ContextPool::Pin(const ContextKey& key, SharedContext context) {
   AKV_RETURN_IF_ERROR(Keep(key, context));
+  Share(key, context);
   const std::lock_guard lock(mutex_);
   Pinned& pinned = pinned_[key];
   if (pinned.created == 0) pinned.created = std::time(nullptr);

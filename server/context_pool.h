@@ -49,15 +49,18 @@ class ContextPool {
 
   const ModelFingerprint& model() const { return model_; }
 
-  // The context of exactly these tokens and options, or null. FindAnywhere asks the second store too, which takes time.
+  // The context of exactly these tokens and options, or null. FindAnywhere asks the second store too, which takes time,
+  // for compressed ones: those that are exact are not shared unless somebody uploads them.
   SharedContext FindInMemory(const CacheConfig& config, std::span<const int32_t> tokens);
   SharedContext FindAnywhere(const CacheConfig& config, std::span<const int32_t> tokens);
   // By key. kNotFound; kInvalidArgument for a context of another model.
   Result<SharedContext> Get(const ContextKey& key);
 
-  // Puts a context into memory, and later into the second store. kInfeasible when it does not fit.
+  // Puts a context into memory. kInfeasible when it does not fit.
   Status Keep(const ContextKey& key, SharedContext context);
-  // Keeps it until Remove, and lists it as uploaded.
+  // Hands a context to the thread that writes to the second store; without one nothing happens.
+  void Share(const ContextKey& key, SharedContext context);
+  // Keeps it until Remove, shares it, and lists it as uploaded.
   Status Pin(const ContextKey& key, SharedContext context);
   Status Remove(const ContextKey& key);
   std::vector<ContextEntry> List();

@@ -252,6 +252,7 @@ Status Scheduler::PreparePrefix(const std::shared_ptr<Job>& job, Prepared* prepa
   // Without room in the pool an answer is given all the same; an upload has nothing else to give.
   const Status status = pool_->Keep(key, kept);
   if (!status.ok() && !job->generate) return status;
+  if (kept->compressed() && job->generate) pool_->Share(key, kept);  // uploads are shared when they are complete
   prepared->outcome.context = kept;
   prepared->prefix = kept;
   return {};
