@@ -1,4 +1,5 @@
-// Steps of several sequences at once against a step for each: batch_bench MODEL [PROMPT_TOKENS] [RATIO] [STEPS].
+// Steps of several sequences at once against a step for each: batch_bench MODEL [PROMPT_TOKENS] [RATIO] [STEPS]
+// [THREADS].
 //
 // All sequences attend to one stored prompt of random tokens. The two kinds of steps take turns, so that whatever else
 // the machine does concerns both; printed are medians over the steps and the median of the paired quotients. Logits of
@@ -44,8 +45,10 @@ double Difference(const std::vector<float>& a, const std::vector<float>& b) {
   return worst / size;
 }
 
-int Run(const char* model, int64_t prompt, double ratio, int rounds) {
-  auto engine = Engine::Load(model, {});
+int Run(const char* model, int64_t prompt, double ratio, int rounds, int threads) {
+  EngineOptions options;
+  options.threads = threads;
+  auto engine = Engine::Load(model, options);
   if (!engine.ok()) return Fail(engine.status());
   CacheConfig config = (*engine)->cache_config();
   config.compress = ratio > 1;
@@ -118,10 +121,11 @@ int Run(const char* model, int64_t prompt, double ratio, int rounds) {
 }  // namespace anchorkv
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 5) {
-    std::fprintf(stderr, "usage: batch_bench MODEL [PROMPT_TOKENS] [RATIO] [STEPS]\n");
+  if (argc < 2 || argc > 6) {
+    std::fprintf(stderr, "usage: batch_bench MODEL [PROMPT_TOKENS] [RATIO] [STEPS] [THREADS]\n");
     return 2;
   }
   const auto number = [&](int i, double otherwise) { return argc > i ? std::atof(argv[i]) : otherwise; };
-  return anchorkv::Run(argv[1], static_cast<int64_t>(number(2, 3000)), number(3, 4), static_cast<int>(number(4, 60)));
+  return anchorkv::Run(argv[1], static_cast<int64_t>(number(2, 3000)), number(3, 4), static_cast<int>(number(4, 60)),
+                       static_cast<int>(number(5, 0)));
 }

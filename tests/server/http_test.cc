@@ -196,7 +196,8 @@ TEST_F(HttpTest, Limits) {
   EXPECT_EQ(Post("/v1/chat/completions", std::string(5000, ' '), 413)["error"]["code"], "body_too_large");
   EXPECT_EQ(Get("/health")["status"], "ok");
   const std::string endless =
-      R"({"messages": [{"role": "user", "content": "x"}], "temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": -1, "stream": true})";
+      R"({"messages": [{"role": "user", "content": "x"}], "temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0,
+          "max_tokens": -1, "stream": true})";
   // Answers that end too soon by chance are asked for again.
   std::vector<std::thread> threads;
   std::atomic<int> busy{0}, fine{0};

@@ -35,7 +35,8 @@ TEST(Request, TakesWhatOpenAiClientsSend) {
       {"role": "user", "content": "Three"}],
       "temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 7, "stop": ["a", "b"], "seed": 12,
       "stream": true, "stream_options": {"include_usage": true}, "logprobs": true, "top_logprobs": 3,
-      "n": 1, "logit_bias": {}, "tools": [], "response_format": {"type": "text"}, "user": "me", "frequency_penalty": 0.5})");
+      "n": 1, "logit_bias": {}, "tools": [], "response_format": {"type": "text"}, "user": "me",
+      "frequency_penalty": 0.5})");
   ASSERT_EQ(request.messages.size(), 4u);
   EXPECT_EQ(request.messages[0].role, "system");
   EXPECT_EQ(request.messages[1].content, "One two");
