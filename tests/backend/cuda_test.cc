@@ -318,21 +318,16 @@ class SpectralStep {
   int64_t tokens() const { return block_.layout.tokens; }
 
   Status Run(int parts, int64_t first, int64_t last, cuda::Stream stream) const {
-    cuda::DeviceQueries queries;
-    queries.data = queries_.data();
-    queries.tokens = query_tokens_;
-    queries.kv_heads = block_.layout.kv_heads;
-    queries.gqa_ratio = gqa_ratio_;
-    queries.token_stride = int64_t{q_heads()} * head_dim();
-    queries.head_stride = head_dim();
     const cuda::PartialStates states = cuda::Slice(states_.states(rows()), head_dim(), 0, parts);
     AKV_RETURN_IF_ERROR(
-        cuda::AttendSpectral(segment_.segment(), segment_.rope(), queries, first, last, states, stream));
-    cuda::DeviceOutput out;
-    out.data = output_.data();
-    out.token_stride = queries.token_stride;
-    out.head_stride = head_dim();
-    return cuda::MergeStates(states, {}, head_dim(), q_heads(), out, stream);
+        cuda::AttendSpectral(segment_.segment(), segment_.rope(), queries(), first, last, states, stream));
+    return Merge(states, stream);
+  }
+  // The fused kernel, over the whole segment.
+  Status Decode(int parts, cuda::Stream stream) const {
+    const cuda::PartialStates states = cuda::Slice(states_.states(rows()), head_dim(), 0, parts);
+    AKV_RETURN_IF_ERROR(cuda::DecodeSpectral(segment_.segment(), segment_.rope(), queries(), states, stream));
+    return Merge(states, stream);
   }
   // [tokens, query heads, head_dim]
   std::vector<float> Output() const { return Fetch(output_.as<float>(), rows() * head_dim()); }
@@ -357,6 +352,24 @@ class SpectralStep {
   }
 
  private:
+  cuda::DeviceQueries queries() const {
+    cuda::DeviceQueries queries;
+    queries.data = queries_.data();
+    queries.tokens = query_tokens_;
+    queries.kv_heads = block_.layout.kv_heads;
+    queries.gqa_ratio = gqa_ratio_;
+    queries.token_stride = int64_t{q_heads()} * head_dim();
+    queries.head_stride = head_dim();
+    return queries;
+  }
+  Status Merge(const cuda::PartialStates& states, cuda::Stream stream) const {
+    cuda::DeviceOutput out;
+    out.data = output_.data();
+    out.token_stride = int64_t{q_heads()} * head_dim();
+    out.head_stride = head_dim();
+    return cuda::MergeStates(states, {}, head_dim(), q_heads(), out, stream);
+  }
+
   int gqa_ratio_, query_tokens_;
   test::SpectralSegmentData block_;
   test::SpectralOnDevice segment_;
@@ -382,6 +395,35 @@ TEST_F(CudaAttention, SpectralSegmentsAreReadAsTheReferenceReadsThem) {
       }
     }
   }
+}
+
+// The fused kernel, whose levels and weights are f16: error at most twice that of a kernel on bf16 operands (2^-9 of
+// each).
+TEST_F(CudaAttention, FusedDecodingIsTheReferences) {
+  constexpr double kTolerance = 2e-3;
+  std::vector<test::SpectralSpec> specs = test::SpectralSpecs();
+  // Many steps of a block, several blocks.
+  specs.push_back({.name = "long", .tokens = 5000, .value_basis = true, .runs = test::SpectralRuns::kRising});
+  specs.push_back({.name = "long_d128", .head_dim = 128, .tokens = 3000, .exact = 150, .value_basis = true});
+  for (const test::SpectralSpec& spec : specs) {
+    for (const auto& [gqa_ratio, query_tokens] : std::vector<std::pair<int, int>>{{1, 1}, {4, 1}, {7, 1}, {3, 2}}) {
+      if (spec.head_dim > 128) continue;
+      const SpectralStep step(spec, gqa_ratio, query_tokens);
+      const std::vector<float> expected = step.Expected(0, spec.tokens);
+      for (const int parts : {cuda::kMinSpectralParts, 3, SpectralStep::kParts}) {
+        ExpectOk(step.Decode(parts, nullptr));
+        ASSERT_LT(test::RelativeError(step.Output(), expected), kTolerance)
+            << spec.name << "; " << gqa_ratio << " heads, " << query_tokens << " tokens, " << parts << " parts";
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttention, FusedDecodingNamesWhatItCannotTake) {
+  const SpectralStep step({.kv_heads = 1, .head_dim = 64, .tokens = 100}, 3, 3);
+  EXPECT_EQ(step.Decode(2, nullptr).code(), StatusCode::kInvalidArgument);
+  const SpectralStep wide({.kv_heads = 1, .head_dim = 256, .tokens = 100}, 1, 1);
+  EXPECT_EQ(wide.Decode(2, nullptr).code(), StatusCode::kInvalidArgument);
 }
 
 // The adaptor gives the states themselves, one kv head at a time.
@@ -415,6 +457,12 @@ TEST_F(CudaAttention, SpectralStepsCanBeCapturedAndReplayed) {
     ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
     ExpectOk(cuda::Synchronize(stream));
     EXPECT_LT(test::RelativeError(step.Output(), step.Expected(0, step.tokens())), 1e-5) << replay;
+  }
+  // Tickets of the fused kernel are given back.
+  for (int replay = 0; replay < 3; ++replay) {
+    ExpectOk(step.Decode(SpectralStep::kParts, stream));
+    ExpectOk(cuda::Synchronize(stream));
+    EXPECT_LT(test::RelativeError(step.Output(), step.Expected(0, step.tokens())), 2e-3) << replay;
   }
   EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);

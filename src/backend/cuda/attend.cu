@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backend/cuda/attend.cuh"
+#include "backend/cuda/decode_spectral.cuh"
 #include "format/spectral_code.h"
 
 namespace anchorkv::cuda {
@@ -12,6 +13,7 @@ namespace {
 // Blocks that run on one multiprocessor at a time, by their registers: splitting aims at one wave of them.
 constexpr int64_t kBlocksPerMultiprocessor = 2;
 constexpr int64_t kMaxGridYZ = 65535;
+constexpr float kLog2E = 1.44269504f;
 
 Status CheckQueries(const DeviceQueries& q, const PartialStates& out) {
   if (q.tokens < 1 || q.kv_heads < 1 || q.gqa_ratio < 1 || q.kv_heads > kMaxGridYZ ||
@@ -58,27 +60,60 @@ AttendArgs MakeArgs(const DeviceQueries& queries, const PartialStates& out, int 
   return args;
 }
 
-// One block per query row, one thread per coordinate.
+// One block per query row, one thread per coordinate. The parts' weights come first, one thread each, so that the sums
+// wait for nothing.
+constexpr int kMergeParts = 256;  // weights that are held at a time
 __global__ void MergeKernel(PartialStates parts, PartialStates prior, int head_dim, int heads, DeviceOutput out) {
+  __shared__ float weights[kMergeParts];
+  __shared__ float warp_max[32];
   const int64_t row = blockIdx.x;
-  float m = -INFINITY;
-  const auto each = [&](auto visit) {
-    if (prior.l != nullptr && prior.l[row] > 0.0f) visit(prior, row);
-    for (int part = 0; part < parts.parts; ++part) {
-      const int64_t at = part * parts.rows + row;
-      if (parts.l[at] > 0.0f) visit(parts, at);
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const bool has_prior = prior.l != nullptr && prior.l[row] > 0.0f;
+  // -inf for a part without positions.
+  const auto part_max = [&](int part) {
+    const int64_t at = part * parts.rows + row;
+    return parts.l[at] > 0.0f ? parts.m[at] : -INFINITY;
+  };
+  float m = has_prior ? prior.m[row] : -INFINITY;
+  for (int part = thread; part < parts.parts; part += threads) m = fmaxf(m, part_max(part));
+  m = WarpMax(m);
+  if (LaneId() == 0) warp_max[WarpId()] = m;
+  __syncthreads();
+  for (int w = 0; w < threads / kWarpSize; ++w) m = fmaxf(m, warp_max[w]);
+
+  float l = 0.0f;
+  float o[kMaxDeviceHeadDim / 64] = {};  // of coordinates thread, thread + threads, ...
+  const auto add = [&](const PartialStates& states, int64_t at, float weight) {
+    l += weight * states.l[at];
+#pragma unroll
+    for (int j = 0; j < kMaxDeviceHeadDim / 64; ++j) {
+      const int d = thread + j * threads;
+      if (d < head_dim) o[j] += weight * states.o[at * head_dim + d];
     }
   };
-  each([&](const PartialStates& states, int64_t at) { m = fmaxf(m, states.m[at]); });
-  float l = 0.0f;
-  each([&](const PartialStates& states, int64_t at) { l += expf(states.m[at] - m) * states.l[at]; });
-  for (int d = static_cast<int>(threadIdx.x); d < head_dim; d += static_cast<int>(blockDim.x)) {
-    float o = 0.0f;
-    each([&](const PartialStates& states, int64_t at) { o += expf(states.m[at] - m) * states.o[at * head_dim + d]; });
-    StoreElement(out.data, out.type, row / heads * out.token_stride + row % heads * out.head_stride + d,
-                 l > 0.0f ? o / l : 0.0f);
+  if (has_prior) add(prior, row, expf(prior.m[row] - m));
+  for (int first = 0; first < parts.parts; first += kMergeParts) {
+    const int count = min(kMergeParts, parts.parts - first);
+    __syncthreads();  // the weights before have been used
+    for (int i = thread; i < count; i += threads) {
+      const float part_m = part_max(first + i);
+      weights[i] = part_m == -INFINITY ? 0.0f : expf(part_m - m);
+    }
+    __syncthreads();
+    // Sums of empty parts may be anything: their rows are not read.
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+      if (weights[i] > 0.0f) add(parts, (first + i) * parts.rows + row, weights[i]);
+    }
   }
-  if (threadIdx.x == 0 && out.m != nullptr) {
+#pragma unroll
+  for (int j = 0; j < kMaxDeviceHeadDim / 64; ++j) {
+    const int d = thread + j * threads;
+    if (d >= head_dim) continue;
+    StoreElement(out.data, out.type, row / heads * out.token_stride + row % heads * out.head_stride + d,
+                 l > 0.0f ? o[j] / l : 0.0f);
+  }
+  if (thread == 0 && out.m != nullptr) {
     out.m[row] = m;
     out.l[row] = l;
   }
@@ -129,14 +164,16 @@ SpectralSource MakeSpectralSource(const DeviceSpectralSegment& segment, const De
 
 PartialStates Slice(const PartialStates& all, int head_dim, int first, int count) {
   const int64_t skip = first * all.rows;
-  return {all.o + skip * head_dim, all.m + skip, all.l + skip, all.rows, count};
+  return {all.o + skip * head_dim, all.m + skip, all.l + skip, all.tickets, all.rows, count};
 }
 
 Result<PartialStatesBuffer> PartialStatesBuffer::Make(int64_t rows, int head_dim, int parts) {
   AKV_RETURN_IF_ERROR(CheckHeadDim(head_dim));
   PartialStatesBuffer out;
-  const size_t bytes = static_cast<size_t>(rows * parts * (head_dim + 2)) * sizeof(float);
-  AKV_ASSIGN_OR_RETURN(out.buffer_, DeviceBuffer::Make(bytes, "partial attention states"));
+  const size_t states = static_cast<size_t>(rows * parts * (head_dim + 2)) * sizeof(float);
+  const size_t tickets = static_cast<size_t>(rows) * sizeof(int32_t);
+  AKV_ASSIGN_OR_RETURN(out.buffer_, DeviceBuffer::Make(states + tickets, "partial attention states"));
+  AKV_RETURN_IF_ERROR(ToStatus(cudaMemset(out.buffer_.as<std::byte>() + states, 0, tickets), "partial states"));
   out.rows_ = rows;
   out.head_dim_ = head_dim;
   out.parts_ = parts;
@@ -146,7 +183,8 @@ Result<PartialStatesBuffer> PartialStatesBuffer::Make(int64_t rows, int head_dim
 PartialStates PartialStatesBuffer::states(int64_t rows) const noexcept {
   float* o = buffer_.as<float>();
   float* m = o + rows_ * parts_ * head_dim_;
-  return {o, m, m + rows_ * parts_, std::min(rows, rows_), parts_};
+  float* l = m + rows_ * parts_;
+  return {o, m, l, reinterpret_cast<int32_t*>(l + rows_ * parts_), std::min(rows, rows_), parts_};
 }
 
 int SplitCount(const DeviceInfo& device, const DeviceQueries& queries, int64_t tokens) {
@@ -205,6 +243,37 @@ Status AttendSpectral(const DeviceSpectralSegment& segment, const DeviceRope& ro
   args.positions_per_head = layout.exact;
   const DenseSource exact{exact_rows(layout.exact_keys), exact_rows(layout.exact_values), DeviceRope(), 0};
   return ForWidth(head_dim, [&](auto width) { return AttendWidth<width()>(args, exact, stream); });
+}
+
+bool DecodesSpectral(const DeviceQueries& queries, int head_dim) {
+  return int64_t{queries.tokens} * queries.gqa_ratio <= kDecodeMaxRows && head_dim <= 4 * kWarpSize;
+}
+
+Status DecodeSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                      const PartialStates& out, Stream stream) {
+  const SpectralLayout& layout = segment.layout;
+  AKV_RETURN_IF_ERROR(CheckHeadDim(layout.head_dim));
+  AKV_RETURN_IF_ERROR(CheckQueries(queries, out));
+  AKV_RETURN_IF_ERROR(CheckSegment(segment, rope, queries, 0, layout.tokens));
+  if (!DecodesSpectral(queries, layout.head_dim) || out.parts < kMinSpectralParts || out.tickets == nullptr) {
+    return InvalidArgument("fused attention of " + std::to_string(queries.tokens * queries.gqa_ratio) +
+                           " query rows per kv head and head dimension " + std::to_string(layout.head_dim) + " in " +
+                           std::to_string(out.parts) + " parts; at most " + std::to_string(kDecodeMaxRows) +
+                           " rows, 128 and at least " + std::to_string(kMinSpectralParts) + " parts with tickets");
+  }
+  DecodeSpectralArgs args;
+  args.segment = segment;
+  args.rope = rope;
+  args.queries = queries;
+  args.out = out;
+  args.coded_parts = out.parts - ExactParts(layout, out.parts);
+  args.scale = kLog2E / std::sqrt(static_cast<float>(layout.head_dim));
+  args.trellis = kTrellis;
+  const bool four = queries.tokens * queries.gqa_ratio <= 4;
+  if (layout.head_dim <= 2 * kWarpSize) {
+    return four ? LaunchDecodeSpectral<2, 4>(args, stream) : LaunchDecodeSpectral<2, 8>(args, stream);
+  }
+  return four ? LaunchDecodeSpectral<4, 4>(args, stream) : LaunchDecodeSpectral<4, 8>(args, stream);
 }
 
 Status AttendDense(const DeviceDense& rows, const DeviceQueries& queries, const PartialStates& out, Stream stream) {

@@ -50,6 +50,7 @@ struct PartialStates {
   float* o = nullptr;
   float* m = nullptr;
   float* l = nullptr;
+  int32_t* tickets = nullptr;  // [rows], zero between kernels
   int64_t rows = 0;
   int parts = 0;
 };
@@ -86,6 +87,14 @@ Status AttendAnchor(const DeviceSegment& segment, const DeviceRope& rope, const 
 inline constexpr int kMinSpectralParts = 2;
 Status AttendSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
                       int64_t first, int64_t last, const PartialStates& out, Stream stream);
+
+// The fast way to the same for a step of decoding: one kernel over the whole segment, with f16 levels, weights and
+// rotations inside a tile on tensor cores (decode_spectral.cuh). The merged coded positions are the first part, exact
+// ones the last parts.
+Status DecodeSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                      const PartialStates& out, Stream stream);
+// Whether DecodeSpectral takes such queries: at most 8 rows per kv head, head dimensions up to 128.
+bool DecodesSpectral(const DeviceQueries& queries, int head_dim);
 
 // Exact rows after RoPE; query token i sees rows t < visible + i of [first, last).
 struct DeviceDense {

@@ -88,8 +88,12 @@ Status LayerCompressor::Score(const DeviceLayerInput& input, Stream stream) cons
 
   PartialStates prior;
   if (input.prior.l != nullptr) {
-    prior = {const_cast<float*>(input.prior.o), const_cast<float*>(input.prior.m), const_cast<float*>(input.prior.l),
-             parts.rows, 1};
+    prior = {const_cast<float*>(input.prior.o),
+             const_cast<float*>(input.prior.m),
+             const_cast<float*>(input.prior.l),
+             nullptr,
+             parts.rows,
+             1};
   }
   DeviceOutput out;
   out.data = arrays_.y;

@@ -416,7 +416,7 @@ int CudaEngine::Parts(int64_t tokens, int64_t rows) const {
 }
 
 int CudaEngine::Parts(int64_t tokens, const DeviceKvSegment& segment) const {
-  return Parts(tokens, segment.tokens()) + segment.extra_parts();
+  return std::max(Parts(tokens, segment.tokens()), segment.min_parts());
 }
 
 int CudaEngine::StepParts(const DeviceKvCache& cache, int64_t tokens) const {

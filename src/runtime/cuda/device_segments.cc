@@ -55,10 +55,13 @@ class SpectralOnDevice final : public DeviceKvSegment {
     for (const Side side : {kKeys, kValues}) residual_share_[side] = source.residual_share(side);
   }
 
-  int extra_parts() const noexcept override { return kMinSpectralParts - 1; }
+  int min_parts() const noexcept override { return kMinSpectralParts; }
   Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                 Stream stream) const override {
-    return AttendSpectral({layout_, bytes_.data(), first_position()}, rope, queries, 0, layout_.tokens, out, stream);
+    const DeviceSpectralSegment segment{layout_, bytes_.data(), first_position()};
+    return DecodesSpectral(queries, layout_.head_dim)
+               ? DecodeSpectral(segment, rope, queries, out, stream)
+               : AttendSpectral(segment, rope, queries, 0, layout_.tokens, out, stream);
   }
   Result<SegmentImage> Image(Stream stream) const override {
     AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, DownloadBytes(bytes_, stream));

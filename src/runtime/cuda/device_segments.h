@@ -19,10 +19,9 @@ class DeviceKvSegment : public StoredSegment {
   size_t resident_bytes() const noexcept override { return resident_bytes_; }
   double residual_share(Side side) const noexcept override { return residual_share_[side]; }
 
-  // Parts that the segment's kernels need besides those that its positions are split into.
-  virtual int extra_parts() const noexcept { return 0; }
-  // Partial states of all query rows over the whole segment, in out.parts parts (at least 1 + extra_parts()); only
-  // enqueues.
+  // The fewest parts that the segment's kernels can do with.
+  virtual int min_parts() const noexcept { return 1; }
+  // Partial states of all query rows over the whole segment, in out.parts parts (at least min_parts()); only enqueues.
   virtual Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                         Stream stream) const = 0;
   // A copy of its bytes in host memory, to be stored; waits for the stream. kUnsupported for other methods than this
