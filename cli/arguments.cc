@@ -10,11 +10,12 @@ namespace {
 
 using Pair = std::pair<std::string_view, std::string_view>;
 
-constexpr std::array<Pair, 5> kLongNames = {{
+constexpr std::array<Pair, 6> kLongNames = {{
     {"-sys", "--system-prompt"},
     {"-ub", "--ubatch-size"},
     {"-cnv", "--chat"},
     {"-ngl", "--n-gpu-layers"},
+    {"-np", "--parallel"},
     {"--gpu-layers", "--n-gpu-layers"},
 }};
 

@@ -25,6 +25,8 @@ void AddBenchCommand(CLI::App* app, Action* action);
 void AddInspectCommand(CLI::App* app, Action* action);
 void AddEvalCommand(CLI::App* app, Action* action);  // eval/command.cc
 
+void AddServeCommand(CLI::App* app, Action* action);  // server/serve.cc
+
 // Prints "anchorkv: error: MESSAGE" as one line on stderr and returns `exit_code`.
 int Fail(const std::string& message, int exit_code);
 inline int Fail(const Status& status) { return Fail(status.message(), kExitFailure); }

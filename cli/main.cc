@@ -29,6 +29,7 @@ int Main(int argc, char** argv) {
   AddInspectCommand(&app, &action);
   AddBenchCommand(&app, &action);
   AddEvalCommand(&app, &action);
+  AddServeCommand(&app, &action);
 
   const auto arguments = NormalizeArguments(std::span<const char* const>(argv + 1, argv + argc));
   if (!arguments.ok()) return FailUsage(arguments.status());

@@ -165,6 +165,22 @@ void AddAskOptions(CLI::App* app, RunOptions* o) {
   AddOutput(app, o, kJsonPerQuestion);
 }
 
+void AddServeOptions(CLI::App* app, RunOptions* o) {
+  AddModel(app, o);
+  AddCacheType(app, o);
+  AddBudgetOptions(app, &o->budget);
+  app->get_option("--kv-ratio")
+      ->description("Compress prompts this much unless a request says otherwise (kv_ratio); default 1: exact");
+  AddMethodOptions(app, &o->method);
+  AddContext(app, o);
+  AddPredict(app, o);
+  AddMachine(app, o);
+  AddTemplate(app, o);
+  AddSampling(app, o);
+  app->add_flag("-v,--verbose", o->verbose, "Show the messages of ggml and libllama, and a line per request")
+      ->group(kOutput);
+}
+
 Status CheckRunOptions(const RunOptions& o) {
   if (o.chat && o.question_aware) {
     return InvalidArgument("--question-aware compresses the document for one question; it cannot be used with --chat");

@@ -47,6 +47,9 @@ void AddRunOptions(CLI::App* app, RunOptions* options);
 // `compress` takes what concerns the document and its cache, `ask` what concerns questions and answers.
 void AddCompressOptions(CLI::App* app, RunOptions* options);
 void AddAskOptions(CLI::App* app, RunOptions* options);
+// What `serve` has in common with them: the model, how its cache is compressed, what it runs on, and what requests that
+// say nothing are sampled with.
+void AddServeOptions(CLI::App* app, RunOptions* options);
 
 // Checks what concerns several options at once. kInvalidArgument.
 Status CheckRunOptions(const RunOptions& options);

@@ -15,3 +15,10 @@ if(NOT ANCHORKV_LLAMA_PREFIX)
 endif()
 find_package(ggml REQUIRED CONFIG PATHS ${ANCHORKV_LLAMA_PREFIX} NO_DEFAULT_PATH)
 find_package(llama REQUIRED CONFIG PATHS ${ANCHORKV_LLAMA_PREFIX} NO_DEFAULT_PATH)
+
+# The HTTP library that llama.cpp brings along; tools/get-llama-cpp puts its sources below the prefix.
+set(ANCHORKV_HTTPLIB_DIR ${ANCHORKV_LLAMA_PREFIX}/share/cpp-httplib CACHE PATH "Where httplib.h and httplib.cpp are")
+if(NOT EXISTS ${ANCHORKV_HTTPLIB_DIR}/httplib.cpp)
+  message(FATAL_ERROR "httplib.h and httplib.cpp (0.20 or later) are not in ${ANCHORKV_HTTPLIB_DIR}; "
+    "give their folder with -DANCHORKV_HTTPLIB_DIR=DIR")
+endif()

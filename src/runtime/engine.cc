@@ -87,6 +87,10 @@ CacheConfig Engine::cache_config() const {
   return config;
 }
 
+void Engine::AppendEach(std::span<SequenceStep> steps) {
+  for (SequenceStep& step : steps) step.status = Append(step.cache, {&step.token, 1}, step.logits);
+}
+
 Status Engine::CheckTokens(std::span<const int32_t> tokens, int64_t first_position) const {
   if (tokens.empty()) return InvalidArgument("there are no tokens to process");
   for (const int32_t token : tokens) {

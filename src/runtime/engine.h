@@ -155,6 +155,19 @@ class Engine {
   virtual Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits,
                         bool all_logits = false) = 0;
 
+  // One more token for each of several caches, all different: Append of each, as one step of the model where the
+  // device can share the products with weights. Every cache gets a status of its own; one that failed is as it was.
+  // On the CPU the logits may differ from those of Append in rounding: ggml multiplies several rows with other kernels.
+  struct SequenceStep {
+    KvCache* cache = nullptr;
+    int32_t token = 0;
+    std::vector<float>* logits = nullptr;  // [vocab]
+    Status status;
+  };
+  virtual void AppendEach(std::span<SequenceStep> steps);
+  // Whether Prefill's progress function may call Prefill (of other caches), Append, AppendEach, Save and Restore.
+  virtual bool StepsInsidePrefill() const noexcept { return false; }
+
  protected:
   Status CheckTokens(std::span<const int32_t> tokens, int64_t first_position) const;
   Status CheckCache(const KvCache* cache) const;

@@ -197,4 +197,34 @@ Status HostEngine::Append(KvCache* cache, std::span<const int32_t> tokens, std::
   return steps_->Append(own, tokens, logits, all_logits);
 }
 
+void HostEngine::AppendEach(std::span<SequenceStep> steps) {
+  std::vector<SequenceStep*> valid;
+  std::vector<HostKvCache*> caches;
+  std::vector<int32_t> tokens;
+  std::vector<float> logits;
+  const auto run = [&] {
+    if (valid.empty()) return;
+    const Status status = steps_->AppendEach(caches, tokens, &logits);
+    const size_t vocab = static_cast<size_t>(info().vocab);
+    for (size_t i = 0; i < valid.size(); ++i) {
+      // One sequence must not spoil the others: after an error each runs on its own.
+      valid[i]->status = status.ok() ? Status() : steps_->Append(caches[i], {&tokens[i], 1}, valid[i]->logits, false);
+      if (status.ok()) valid[i]->logits->assign(&logits[i * vocab], &logits[i * vocab] + vocab);
+    }
+    valid.clear();
+    caches.clear();
+    tokens.clear();
+  };
+  for (SequenceStep& step : steps) {
+    const Result<HostKvCache*> own = Own(step.cache);
+    step.status = own.ok() ? CheckTokens({&step.token, 1}, step.cache->tokens()) : own.status();
+    if (!step.status.ok()) continue;
+    valid.push_back(&step);
+    caches.push_back(*own);
+    tokens.push_back(step.token);
+    if (valid.size() == Steps::kMaxBatch) run();
+  }
+  run();
+}
+
 }  // namespace anchorkv

@@ -39,6 +39,8 @@ class HostEngine final : public Engine {
                                            std::span<const SegmentImage> layers) const override;
   MemoryUse prefill_memory() const noexcept override { return prefill_memory_; }
   Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) override;
+  void AppendEach(std::span<SequenceStep> steps) override;
+  bool StepsInsidePrefill() const noexcept override { return true; }
 
  private:
   HostEngine() = default;

@@ -23,8 +23,11 @@ Sampler::Sampler(const SamplerOptions& options, int vocab) : impl_(std::make_uni
   impl_->vocab = vocab;
   impl_->chain.reset(llama_sampler_chain_init(llama_sampler_chain_default_params()));
   const auto add = [&](llama_sampler* sampler) { llama_sampler_chain_add(impl_->chain.get(), sampler); };
-  if (options.repeat_penalty != 1.0f && options.repeat_last_n > 0) {
-    add(llama_sampler_init_penalties(vocab, options.repeat_last_n, options.repeat_penalty, 0.0f, 0.0f));
+  const bool penalties =
+      options.repeat_penalty != 1.0f || options.frequency_penalty != 0.0f || options.presence_penalty != 0.0f;
+  if (penalties && options.repeat_last_n > 0) {
+    add(llama_sampler_init_penalties(vocab, options.repeat_last_n, options.repeat_penalty, options.frequency_penalty,
+                                     options.presence_penalty));
   }
   if (options.temperature <= 0.0f) {
     add(llama_sampler_init_greedy());

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "ggml-backend.h"
@@ -19,22 +18,43 @@ const float* Floats(const ggml_tensor* tensor) { return static_cast<const float*
 
 }  // namespace
 
+template <typename F>
+void Steps::ForEachCache(F f) const {
+  int64_t first = 0;
+  for (HostKvCache* cache : caches_) {
+    f(cache, first);
+    first += rows_;
+  }
+}
+
 // Arguments keys, values, queries, all token-major; the result is one float that orders the next operator.
 void Steps::StoreOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
   const auto* ops = static_cast<const LayerOps*>(userdata);
-  ops->owner->cache_->Store(ops->layer, Floats(dst->src[0]), Floats(dst->src[1]), Floats(dst->src[2]), thread, threads);
+  const ModelInfo& info = ops->owner->parts_.spec->info;
+  ops->owner->ForEachCache([&](HostKvCache* cache, int64_t first) {
+    const int64_t kv = first * info.kv_heads * info.head_dim;
+    const int64_t q = first * info.q_heads * info.head_dim;
+    cache->Store(ops->layer, Floats(dst->src[0]) + kv, Floats(dst->src[1]) + kv, Floats(dst->src[2]) + q, thread,
+                 threads);
+  });
 }
 
 // Arguments queries, the result of StoreOp.
 void Steps::AttendOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
   const auto* ops = static_cast<const LayerOps*>(userdata);
-  ops->owner->cache_->Attend(ops->layer, Floats(dst->src[0]), thread, threads);
+  const ModelInfo& info = ops->owner->parts_.spec->info;
+  ops->owner->ForEachCache([&](HostKvCache* cache, int64_t first) {
+    cache->Attend(ops->layer, Floats(dst->src[0]) + first * info.q_heads * info.head_dim, thread, threads);
+  });
 }
 
 // Argument the result of AttendOp; the result is [q_heads * head_dim, tokens].
 void Steps::MergeOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
   const auto* ops = static_cast<const LayerOps*>(userdata);
-  ops->owner->cache_->Merge(ops->layer, static_cast<float*>(dst->data), thread, threads);
+  const ModelInfo& info = ops->owner->parts_.spec->info;
+  ops->owner->ForEachCache([&](HostKvCache* cache, int64_t first) {
+    cache->Merge(ops->layer, static_cast<float*>(dst->data) + first * info.q_heads * info.head_dim, thread, threads);
+  });
 }
 
 Result<std::unique_ptr<Steps>> Steps::Make(const ModelParts& parts) {
@@ -119,7 +139,7 @@ Status Steps::Append(HostKvCache* cache, std::span<const int32_t> tokens, std::v
                                             : Logits::kNone;
     float* out = wanted == Logits::kNone ? nullptr : logits->data() + (all_logits ? first * vocab : 0);
     if (n == 1) {
-      AKV_RETURN_IF_ERROR(Run(single_, cache, step, out));
+      AKV_RETURN_IF_ERROR(Run(single_, {&cache, 1}, step, out));
       continue;
     }
     if (built_for != n || built_wanted != wanted) {
@@ -128,30 +148,46 @@ Status Steps::Append(HostKvCache* cache, std::span<const int32_t> tokens, std::v
       built_for = n;
       built_wanted = wanted;
     }
-    AKV_RETURN_IF_ERROR(Run(many, cache, step, out));
+    AKV_RETURN_IF_ERROR(Run(many, {&cache, 1}, step, out));
   }
   return Status();
 }
 
-Status Steps::Run(const Graph& graph, HostKvCache* cache, std::span<const int32_t> tokens, float* out) {
-  AKV_RETURN_IF_ERROR(cache->PrepareStep(static_cast<int>(tokens.size()), parts_.threads));
-  std::vector<int32_t> positions(tokens.size());
-  std::iota(positions.begin(), positions.end(), static_cast<int32_t>(cache->tokens()));
+Status Steps::AppendEach(std::span<HostKvCache* const> caches, std::span<const int32_t> tokens,
+                         std::vector<float>* logits) {
+  logits->resize(caches.size() * static_cast<size_t>(parts_.spec->info.vocab));
+  if (caches.size() == 1) return Run(single_, caches, tokens, logits->data());
+  auto graph = batch_.find(caches.size());
+  if (graph == batch_.end()) {
+    AKV_ASSIGN_OR_RETURN(Graph built, Build(static_cast<int64_t>(caches.size()), Logits::kAll));
+    graph = batch_.emplace(caches.size(), std::move(built)).first;
+  }
+  return Run(graph->second, caches, tokens, logits->data());
+}
+
+Status Steps::Run(const Graph& graph, std::span<HostKvCache* const> caches, std::span<const int32_t> tokens,
+                  float* out) {
+  rows_ = static_cast<int64_t>(tokens.size() / caches.size());
+  std::vector<int32_t> positions;
+  for (HostKvCache* cache : caches) {
+    AKV_RETURN_IF_ERROR(cache->PrepareStep(static_cast<int>(rows_), parts_.threads));
+    for (int64_t i = 0; i < rows_; ++i) positions.push_back(static_cast<int32_t>(cache->tokens() + i));
+  }
   ggml_backend_tensor_set(graph.ids, tokens.data(), 0, tokens.size_bytes());
   ggml_backend_tensor_set(graph.positions, positions.data(), 0, tokens.size_bytes());
-  cache_ = cache;
+  caches_ = caches;
   const Status status = graph.runner->Compute();
-  cache_ = nullptr;
+  caches_ = {};
   AKV_RETURN_IF_ERROR(status);
   if (graph.logits != nullptr && out != nullptr) {
     const size_t bytes = ggml_nbytes(graph.logits);
     ggml_backend_tensor_get(graph.logits, out, 0, bytes);
     if (!std::all_of(out, out + bytes / sizeof(float), [](float x) { return std::isfinite(x); })) {
       return Internal("the model produced a logit that is not a finite number at position " +
-                      std::to_string(cache->tokens()));
+                      std::to_string(caches.front()->tokens()));
     }
   }
-  cache->CommitStep();
+  for (HostKvCache* cache : caches) cache->CommitStep();
   return Status();
 }
 

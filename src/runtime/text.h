@@ -56,8 +56,11 @@ struct SamplerOptions {
   float top_p = 0.95f;          // >= 1: off
   float min_p = 0.05f;          // <= 0: off
   float repeat_penalty = 1.0f;  // > 0; 1: off
-  int repeat_last_n = 64;       // <= 0: off
+  int repeat_last_n = 64;       // <= 0: off; how far all three penalties look back
   uint32_t seed = 0;
+  // Subtracted from a token's logit: per time it was seen, and once when it was seen. 0: off.
+  float frequency_penalty = 0.0f;
+  float presence_penalty = 0.0f;
 };
 
 // Picks tokens from logits; owns its random state, so that equal seeds give equal texts. Order of the steps

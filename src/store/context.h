@@ -35,6 +35,8 @@ struct StoredFrame {
   std::string before;
   std::string after;
   std::string between;
+
+  friend bool operator==(const StoredFrame&, const StoredFrame&) = default;
 };
 
 struct StoredContext {

@@ -84,6 +84,26 @@ TEST(SamplerTest, TopKTopPAndMinPCutTheTail) {
   EXPECT_EQ(largest(min_p), 1);
 }
 
+TEST(SamplerTest, FrequencyCountsAndPresenceDoesNot) {
+  const std::vector<float> logits = {2.0f, 1.2f, 0.5f};
+  SamplerOptions presence = Greedy();
+  presence.presence_penalty = 1.0f;
+  SamplerOptions frequency = Greedy();
+  frequency.frequency_penalty = 0.5f;
+  Sampler once(presence, 3), often(frequency, 3);
+  for (Sampler* sampler : {&once, &often}) {
+    EXPECT_EQ(sampler->Sample(logits), 0);
+    sampler->Accept(0);
+  }
+  EXPECT_EQ(once.Sample(logits), 1);   // 2 - 1 < 1.2
+  EXPECT_EQ(often.Sample(logits), 0);  // 2 - .5
+  often.Accept(0);
+  EXPECT_EQ(often.Sample(logits), 1);  // 2 - 2 * .5
+  once.Accept(0);
+  once.Accept(1);
+  EXPECT_EQ(once.Sample(logits), 0);  // 2 - 1, 1.2 - 1, .5
+}
+
 TEST(SamplerTest, RepeatPenaltyForgetsOldTokens) {
   SamplerOptions options = Greedy();
   options.repeat_penalty = 1.5f;

@@ -360,9 +360,17 @@ Result<std::unique_ptr<KvCache>> CudaEngine::Restore(const CacheConfig& config,
     return std::unique_ptr<KvCache>(std::move(cache));
   }
   DeviceSegments segments;
+  std::erase_if(restored_, [](const Restored& r) { return r.segment.expired(); });
   for (const SegmentImage& image : layers) {
-    AKV_ASSIGN_OR_RETURN(auto segment, SegmentOf(image, *backend_, *rope_));
-    AKV_ASSIGN_OR_RETURN(auto on_device, ToDevice(std::move(segment), config.kv_heads, config.head_dim, stream_));
+    const auto same = std::find_if(restored_.begin(), restored_.end(), [&](const Restored& r) {
+      return r.bytes == image.bytes.data() && image.owner != nullptr && r.owner.lock() == image.owner;
+    });
+    auto on_device = same == restored_.end() ? nullptr : same->segment.lock();
+    if (on_device == nullptr) {
+      AKV_ASSIGN_OR_RETURN(auto segment, SegmentOf(image, *backend_, *rope_));
+      AKV_ASSIGN_OR_RETURN(on_device, ToDevice(std::move(segment), config.kv_heads, config.head_dim, stream_));
+      restored_.push_back({image.bytes.data(), image.owner, on_device});
+    }
     segments.push_back(std::move(on_device));
   }
   AKV_RETURN_IF_ERROR(CheckPromptSegments({segments.begin(), segments.end()}, config.layers));

@@ -90,6 +90,14 @@ class CudaEngine final : public Engine {
   DeviceBuffer step_input_;  // StepInput, the flag of logits that are not finite, ids
   PinnedBuffer staged_input_, staged_logits_;
 
+  // What Restore has put on the device, for as long as a cache uses it: sequences of one stored prompt share its bytes.
+  struct Restored {
+    const std::byte* bytes;
+    std::weak_ptr<const void> owner;  // of the bytes: while it lives, the same address means the same bytes
+    std::weak_ptr<const DeviceKvSegment> segment;
+  };
+  mutable std::vector<Restored> restored_;
+
   MemoryUse prefill_memory_;
   std::shared_ptr<HostCopy> host_copy_ = std::make_shared<HostCopy>();
   mutable LayerCompressor compressor_;

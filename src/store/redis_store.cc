@@ -1,0 +1,264 @@
+#include "store/redis_store.h"
+
+#include <hiredis/hiredis.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+
+namespace anchorkv {
+namespace {
+
+constexpr char kContext[] = "anchorkv:context:";
+constexpr char kUsed[] = "anchorkv:used";
+constexpr char kBytes[] = "anchorkv:bytes";
+constexpr char kTokens[] = "anchorkv:tokens";
+constexpr size_t kSlice = size_t{8} << 20;         // of a value, in one command
+constexpr int64_t kMaxValue = int64_t{512} << 20;  // of Redis
+constexpr int kConnectSeconds = 2;
+constexpr int kCommandSeconds = 30;
+constexpr char kUnfinishedSeconds[] = "600";  // after which what a writer left behind goes
+
+struct Address {
+  std::string password;
+  std::string host;
+  int port = 6379;
+  int database = 0;
+  std::string name() const { return host + ":" + std::to_string(port); }
+};
+
+std::optional<Address> ParseAddress(std::string text) {
+  Address address;
+  const auto number = [](std::string_view digits, int max, int* value) {
+    const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), *value);
+    return end.ec == std::errc() && end.ptr == digits.data() + digits.size() && *value >= 0 && *value <= max;
+  };
+  if (const size_t at = text.rfind('@'); at != std::string::npos) {
+    address.password = text.substr(0, at);
+    text = text.substr(at + 1);
+  }
+  if (const size_t slash = text.find('/'); slash != std::string::npos) {
+    if (!number(std::string_view(text).substr(slash + 1), 1 << 20, &address.database)) return std::nullopt;
+    text = text.substr(0, slash);
+  }
+  if (const size_t colon = text.rfind(':'); colon != std::string::npos) {
+    if (!number(std::string_view(text).substr(colon + 1), 65535, &address.port)) return std::nullopt;
+    text = text.substr(0, colon);
+  }
+  address.host = text;
+  if (text.empty() || address.port == 0) return std::nullopt;
+  return address;
+}
+
+struct FreeContext {
+  void operator()(redisContext* context) const { redisFree(context); }
+};
+struct FreeReply {
+  void operator()(redisReply* reply) const { freeReplyObject(reply); }
+};
+using Reply = std::unique_ptr<redisReply, FreeReply>;
+
+bool ParseHex(const std::string& text, ContextKey* key) {
+  if (text.size() != 32) return false;
+  const auto high = std::from_chars(text.data(), text.data() + 16, key->high, 16);
+  const auto low = std::from_chars(text.data() + 16, text.data() + 32, key->low, 16);
+  return high.ptr == text.data() + 16 && low.ptr == text.data() + 32;
+}
+
+int64_t NumberOf(const redisReply& reply) {
+  if (reply.type == REDIS_REPLY_INTEGER) return reply.integer;
+  int64_t value = 0;
+  if (reply.type == REDIS_REPLY_STRING) std::from_chars(reply.str, reply.str + reply.len, value);
+  return value;
+}
+
+class RedisStore final : public ContextStore {
+ public:
+  RedisStore(Address address, int64_t limit_bytes) : address_(std::move(address)), limit_(limit_bytes) {}
+
+  Status Connect() {
+    const timeval connect_time = {kConnectSeconds, 0};
+    connection_.reset(redisConnectWithTimeout(address_.host.c_str(), address_.port, connect_time));
+    if (connection_ == nullptr || connection_->err != 0) {
+      const std::string why = connection_ == nullptr ? "no memory" : connection_->errstr;
+      connection_.reset();
+      return NotFound("no Redis server answers at " + address_.name() + ": " + why);
+    }
+    redisSetTimeout(connection_.get(), {kCommandSeconds, 0});
+    if (!address_.password.empty()) AKV_RETURN_IF_ERROR(Run({"AUTH", address_.password}).status());
+    if (address_.database != 0) {
+      AKV_RETURN_IF_ERROR(Run({"SELECT", std::to_string(address_.database)}).status());
+    }
+    return Run({"PING"}).status();
+  }
+
+  Result<std::shared_ptr<const StoredContext>> Get(const ContextKey& key) override {
+    const std::lock_guard lock(mutex_);
+    AKV_RETURN_IF_ERROR(Connected());
+    const std::string name = kContext + key.Text();
+    AKV_ASSIGN_OR_RETURN(const Reply length, Run({"STRLEN", name}));
+    const int64_t bytes = NumberOf(*length);
+    if (bytes <= 0) {
+      AKV_RETURN_IF_ERROR(Forget(key));
+      return NotFound("no context " + key.Text() + " in Redis at " + address_.name());
+    }
+    AKV_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Make(static_cast<size_t>(bytes), "a stored context"));
+    for (int64_t at = 0; at < bytes;) {
+      const int64_t last = std::min(bytes, at + static_cast<int64_t>(kSlice)) - 1;
+      AKV_ASSIGN_OR_RETURN(const Reply slice, Run({"GETRANGE", name, std::to_string(at), std::to_string(last)}));
+      if (slice->type != REDIS_REPLY_STRING || static_cast<int64_t>(slice->len) != last - at + 1) {
+        return NotFound("context " + key.Text() + " changed while it was read");
+      }
+      std::memcpy(buffer.data() + at, slice->str, slice->len);
+      at = last + 1;
+    }
+    const auto owner = std::make_shared<const AlignedBuffer>(std::move(buffer));
+    Result<StoredContext> context = ReadContext({owner->data(), owner->size_bytes()}, owner);
+    if (!context.ok()) {
+      return Status(context.status().code(), "context " + key.Text() + " in Redis: " + context.status().message());
+    }
+    AKV_RETURN_IF_ERROR(Run({"ZADD", kUsed, Now(), key.Text()}).status());
+    return std::shared_ptr<const StoredContext>(std::make_shared<StoredContext>(std::move(*context)));
+  }
+
+  Status Put(const ContextKey& key, std::shared_ptr<const StoredContext> context) override {
+    AKV_ASSIGN_OR_RETURN(const ContextImage image, ContextImage::Make(*context));
+    const auto bytes = static_cast<int64_t>(image.total_bytes());
+    if (bytes > kMaxValue || (limit_ > 0 && bytes > limit_)) {
+      return Infeasible("a context of " + std::to_string(bytes) + " bytes does not fit Redis; values may have " +
+                        std::to_string(limit_ > 0 ? std::min(limit_, kMaxValue) : kMaxValue));
+    }
+    const std::lock_guard lock(mutex_);
+    AKV_RETURN_IF_ERROR(Connected());
+    AKV_RETURN_IF_ERROR(MakeRoom(key, bytes));
+    // Written aside and renamed: readers see a whole context or none.
+    const std::string aside = kContext + key.Text() + ":" + std::to_string(getpid()) + ":" + std::to_string(++writes_);
+    for (std::span<const std::byte> piece : image.pieces()) {
+      while (!piece.empty()) {
+        const auto slice = piece.first(std::min(piece.size(), kSlice));
+        piece = piece.subspan(slice.size());
+        const std::string_view text(reinterpret_cast<const char*>(slice.data()), slice.size());
+        AKV_RETURN_IF_ERROR(Run({"APPEND", aside, text}).status());
+        AKV_RETURN_IF_ERROR(Run({"EXPIRE", aside, kUnfinishedSeconds}).status());
+      }
+    }
+    AKV_RETURN_IF_ERROR(Run({"PERSIST", aside}).status());
+    AKV_RETURN_IF_ERROR(Run({"RENAME", aside, kContext + key.Text()}).status());
+    AKV_RETURN_IF_ERROR(Run({"HSET", kBytes, key.Text(), std::to_string(bytes)}).status());
+    AKV_RETURN_IF_ERROR(Run({"HSET", kTokens, key.Text(), std::to_string(context->tokens.size())}).status());
+    return Run({"ZADD", kUsed, Now(), key.Text()}).status();
+  }
+
+  Status Remove(const ContextKey& key) override {
+    const std::lock_guard lock(mutex_);
+    AKV_RETURN_IF_ERROR(Connected());
+    AKV_ASSIGN_OR_RETURN(const Reply removed, Run({"DEL", kContext + key.Text()}));
+    const bool found = NumberOf(*removed) > 0;
+    AKV_RETURN_IF_ERROR(Forget(key));
+    return found ? Status() : NotFound("no context " + key.Text() + " in Redis at " + address_.name());
+  }
+
+  Result<std::vector<StoredEntry>> List() override {
+    const std::lock_guard lock(mutex_);
+    AKV_RETURN_IF_ERROR(Connected());
+    return Entries();
+  }
+
+ private:
+  // A double holds microseconds since 1970 exactly.
+  static std::string Now() {
+    timespec now = {};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return std::to_string(int64_t{now.tv_sec} * 1000000 + now.tv_nsec / 1000);
+  }
+
+  Status Connected() { return connection_ == nullptr ? Connect() : Status(); }
+
+  Result<Reply> Run(std::initializer_list<std::string_view> words) {
+    std::vector<const char*> texts;
+    std::vector<size_t> lengths;
+    for (const std::string_view word : words) {
+      texts.push_back(word.data());
+      lengths.push_back(word.size());
+    }
+    Reply reply(static_cast<redisReply*>(
+        redisCommandArgv(connection_.get(), static_cast<int>(texts.size()), texts.data(), lengths.data())));
+    if (reply == nullptr) {
+      const std::string why = connection_->errstr;
+      connection_.reset();  // the connection is of no use any more
+      return Internal("Redis at " + address_.name() + ": " + why);
+    }
+    if (reply->type == REDIS_REPLY_ERROR) {
+      return Internal("Redis at " + address_.name() + ": " + std::string(reply->str, reply->len));
+    }
+    return reply;
+  }
+
+  Status Forget(const ContextKey& key) {
+    AKV_RETURN_IF_ERROR(Run({"ZREM", kUsed, key.Text()}).status());
+    AKV_RETURN_IF_ERROR(Run({"HDEL", kBytes, key.Text()}).status());
+    return Run({"HDEL", kTokens, key.Text()}).status();
+  }
+
+  // The most recently used first.
+  Result<std::vector<StoredEntry>> Entries() {
+    AKV_ASSIGN_OR_RETURN(const Reply names, Run({"ZREVRANGE", kUsed, "0", "-1"}));
+    std::vector<StoredEntry> list;
+    for (size_t i = 0; i < names->elements; ++i) {
+      const std::string name(names->element[i]->str, names->element[i]->len);
+      StoredEntry entry;
+      if (!ParseHex(name, &entry.key)) continue;
+      AKV_ASSIGN_OR_RETURN(const Reply present, Run({"EXISTS", kContext + name}));
+      if (NumberOf(*present) == 0) continue;
+      AKV_ASSIGN_OR_RETURN(const Reply bytes, Run({"HGET", kBytes, name}));
+      AKV_ASSIGN_OR_RETURN(const Reply tokens, Run({"HGET", kTokens, name}));
+      entry.bytes = NumberOf(*bytes);
+      entry.tokens = NumberOf(*tokens);
+      list.push_back(entry);
+    }
+    return list;
+  }
+
+  Status MakeRoom(const ContextKey& key, int64_t bytes) {
+    if (limit_ <= 0) return {};
+    AKV_ASSIGN_OR_RETURN(std::vector<StoredEntry> entries, Entries());
+    int64_t held = 0;
+    for (const StoredEntry& entry : entries) held += entry.key == key ? 0 : entry.bytes;
+    for (; held + bytes > limit_ && !entries.empty(); entries.pop_back()) {
+      if (entries.back().key == key) continue;
+      AKV_RETURN_IF_ERROR(Run({"DEL", kContext + entries.back().key.Text()}).status());
+      AKV_RETURN_IF_ERROR(Forget(entries.back().key));
+      held -= entries.back().bytes;
+    }
+    return {};
+  }
+
+  const Address address_;
+  const int64_t limit_;
+  std::mutex mutex_;  // of the connection
+  std::unique_ptr<redisContext, FreeContext> connection_;
+  int64_t writes_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ContextStore>> MakeRedisStore(const std::string& address, int64_t limit_bytes) {
+  const std::optional<Address> parsed = ParseAddress(address);
+  if (!parsed) {
+    return InvalidArgument("'" + address +
+                           "' is no address of a Redis server; allowed is [PASSWORD@]HOST[:PORT][/DATABASE]");
+  }
+  auto store = std::make_unique<RedisStore>(*parsed, limit_bytes);
+  AKV_RETURN_IF_ERROR(store->Connect());
+  return std::unique_ptr<ContextStore>(std::move(store));
+}
+
+}  // namespace anchorkv
