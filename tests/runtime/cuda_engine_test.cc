@@ -249,6 +249,7 @@ TEST_P(CudaEngine, CompressesAsTheCpuDoes) {
 
 // The host compresses this profile for both engines; the GPU reads the bytes, in records and when a cache is prefilled.
 TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
+  constexpr double kFused = 5e-3;  // what f16 levels and weights of the fused kernel do to logits
   const CodecOptions codec = Codec(0.5, Profile::kAdaptive);
   auto expected = host_->Compress(*Record(host_.get(), {.window = 32}, {kPrompt}), codec);
   auto actual = device_->Compress(*Record(device_.get(), {.window = 32}, {kPrompt}), codec);
@@ -261,7 +262,7 @@ TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
   }
   const auto copied = Decoded(device_.get(), *expected);  // the host's bytes, read by the GPU
   const auto reference = Decoded(host_.get(), std::move(*expected));
-  EXPECT_LT(Difference(reference, copied), GetParam().tolerance);
+  EXPECT_LT(Difference(reference, copied), kFused + GetParam().tolerance);
   // The two engines' keys and values differ by the models' arithmetic, and with them importances, axes, rates and whole
   // paths of codes. Where weights are quantised two codes of a vector have little in common but their length: the
   // outputs of a random model differ by the errors of both.
@@ -285,9 +286,9 @@ TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
     all.insert(all.end(), logits.begin(), logits.end());
   }
   EXPECT_LT(Difference(compressed, all), 1e-6);
-  // Several tokens at once: kernels for many rows.
+  // Several tokens at once: kernels for many rows, in float.
   ASSERT_TRUE(device_->Append(made->get(), std::span<const int32_t>(tokens_).subspan(kPrompt, 12), &many, true).ok());
-  EXPECT_LT(Difference(compressed, many), 1e-4);
+  EXPECT_LT(Difference(compressed, many), kFused);
 }
 
 TEST_P(CudaEngine, PrefilledCachesHoldTheSegmentsOfRecords) {
@@ -413,7 +414,8 @@ TEST_P(CudaEngine, StoredPromptsGoOnOnBothDevices) {
     EXPECT_EQ(go_on(device_.get(), again->get()), expected);
     const auto on_host = host_->Restore(config, *layers);
     ASSERT_TRUE(on_host.ok()) << on_host.status().message();
-    EXPECT_LT(Difference(go_on(host_.get(), on_host->get()), expected), GetParam().tolerance);
+    // Exact rows are f16 on both, each rounded from its own engine's floats.
+    EXPECT_LT(Difference(go_on(host_.get(), on_host->get()), expected), 3 * GetParam().tolerance);
   }
 }
 
