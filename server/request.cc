@@ -184,11 +184,7 @@ void ParseGeneration(Fields* fields, GenerationOptions* o) {
     inner.Flag("include_usage", &o->include_usage);
     if (!inner.ok()) return fields->Fail(inner.failure()->message, "stream_options");
   }
-  if (fields->Find("kv_ratio") != nullptr) {
-    double ratio = 1;
-    fields->Number("kv_ratio", 1, kMaxRatio, &ratio);
-    o->kv_ratio = ratio;
-  }
+  fields->Number("kv_ratio", 1, kMaxRatio, &o->kv_ratio);
   fields->OnlyDefault("n", 1, "one answer per request is generated; send several requests");
   fields->OnlyDefault("best_of", 1, "one answer per request is generated");
   fields->OnlyDefault("logit_bias", nullptr, "biases are not supported");
@@ -320,11 +316,7 @@ Parsed<ContextRequest> ParseContext(std::string_view body) {
   fields.Text("text", &request.text);
   fields.Text("system", &request.system);
   fields.Text("name", &request.name);
-  if (fields.Find("kv_ratio") != nullptr) {
-    double ratio = 1;
-    fields.Number("kv_ratio", 1, kMaxRatio, &ratio);
-    request.kv_ratio = ratio;
-  }
+  fields.Number("kv_ratio", 1, kMaxRatio, &request.kv_ratio);
   if (!fields.ok()) return *fields.failure();
   request.text.erase(request.text.find_last_not_of(" \t\r\n\f\v") + 1);
   if (request.text.empty()) return BadRequest("text is missing or blank; it must be the document", "text");

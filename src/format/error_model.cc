@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-// As in path_walk.cc.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "format/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "format/error_model.cc"
 #include "hwy/foreach_target.h"

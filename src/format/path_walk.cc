@@ -1,10 +1,7 @@
 // WalkPaths of format/path_search.h for the best SIMD target there is, one lane per vector. Unfused arithmetic, like
 // everything that decides stored bytes.
 #include "format/path_search.h"
-
-// Scalable vectors cannot be kept in arrays; SSSE3 has no CPU of its own that is worth a copy, AVX3_DL nothing that is
-// used.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "format/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "format/path_walk.cc"
 #include "hwy/foreach_target.h"

@@ -2,9 +2,7 @@
 // Every element goes through the same unfused operations in the same order whatever the width of a vector, so that all
 // targets give the same bits.
 #include "format/residual_code.h"
-
-// As for path_walk.cc.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "format/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "format/residual_kernels.cc"
 #include "hwy/foreach_target.h"

@@ -13,7 +13,6 @@ namespace {
 // Blocks that run on one multiprocessor at a time, by their registers: splitting aims at one wave of them.
 constexpr int64_t kBlocksPerMultiprocessor = 2;
 constexpr int64_t kMaxGridYZ = 65535;
-constexpr float kLog2E = 1.44269504f;
 
 Status CheckQueries(const DeviceQueries& q, const PartialStates& out) {
   if (q.tokens < 1 || q.kv_heads < 1 || q.gqa_ratio < 1 || q.kv_heads > kMaxGridYZ ||

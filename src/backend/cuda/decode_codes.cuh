@@ -2,38 +2,16 @@
 // (decode_spectral.cuh) puts them to use with.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "backend/cuda/tensor_core.cuh"
 #include "backend/cuda/vector.cuh"
 
 namespace anchorkv::cuda::decode {
 
 inline constexpr float kLowParts = 2048.0f;  // second f16 parts are stored times this
 
-__device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-__device__ inline void CopyAsync16(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(SharedAddress(to)), "l"(from));
-}
-__device__ inline void CopyAsync8(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(SharedAddress(to)), "l"(from));
-}
-__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;\n" ::); }
-template <int kPending>
-__device__ inline void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
-
-// d += a b: a [16, 16] and b [16, 8] of f16.
-__device__ inline void Multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// The same where rows 8 to 15 of a are zero.
+// MultiplyAdd where rows 8 to 15 of a are zero.
 __device__ inline void MultiplyUpper(float (&d)[2], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
   asm volatile(
       "{ .reg .f32 x, y; mov.f32 x, 0f00000000; mov.f32 y, 0f00000000;\n"

@@ -43,11 +43,10 @@ inline constexpr int kDecodeMaxRows = 8;
 
 namespace decode {
 
-inline constexpr int kKeyBatch = 8;     // tokens of a product of keys
-inline constexpr int kValueBatch = 16;  // tokens of a product of values
-inline constexpr int kItemBatches = 2;  // products of keys that share the structure of a code
-inline constexpr int kMergeParts = 64;  // whose weights are held at a time
-inline constexpr float kLn2 = 0.693147181f;
+inline constexpr int kKeyBatch = 8;             // tokens of a product of keys
+inline constexpr int kValueBatch = 16;          // tokens of a product of values
+inline constexpr int kItemBatches = 2;          // products of keys that share the structure of a code
+inline constexpr int kMergeParts = 64;          // whose weights are held at a time
 inline constexpr uint32_t kNoSlot = 0xffff;     // the value has no code
 inline constexpr uint32_t kExactSlot = 0xfffe;  // not a coded position
 
@@ -99,7 +98,7 @@ struct Shared {
   PackedEntry entries[2][kSpectralRates - 1][S::kGroups];
   uint32_t items[2][S::kItems];  // stretches of the lists: rate | slot << 4 | tokens << 16
   int item_count[2];
-  float scales[256];
+  float scales[256];                           // SpectralScale of format/spectral_code.h
   uint64_t tags[2][2][S::kTiles][kTagPlanes];  // [buffer][side]
   uint32_t offsets[2][S::kTiles + 1];          // of the step after this one
   uint16_t key_list[S::kKeySlots];             // byte offset of the code
@@ -344,14 +343,14 @@ class Block {
     const std::byte* from = args_.segment.base + view_.layout->codes + (size_t{next_begin_[side]} - lead) * kCodeAlign;
     const uint32_t chunks = (lead + Words(side) + 3) / 4;
     for (uint32_t i = thread_; i < chunks; i += kDecodeThreads) {
-      CopyAsync16(&shared_.codes[side][4 * i], from + size_t{i} * 16);
+      CopyAsync16(SharedAddress(&shared_.codes[side][4 * i]), from + size_t{i} * 16);
     }
   }
   __device__ void CopyTags(int buffer) {
     const int words = next_count_ * kTagPlanes;
     for (int i = thread_; i < 2 * words; i += kDecodeThreads) {
       const int side = i / words;
-      CopyAsync8(&shared_.tags[buffer][side][0][0] + i % words,
+      CopyAsync8(SharedAddress(&shared_.tags[buffer][side][0][0] + i % words),
                  view_.tags(static_cast<Side>(side), head_, tile_) + i % words);
     }
   }
@@ -578,8 +577,8 @@ class Block {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const uint2 b = shared_.within[n + j][step][lane_];
-        Multiply(high[j], a_high, b.x, b.y);
-        Multiply(low[j], a_low, b.x, b.y);
+        MultiplyAdd(a_high, b.x, b.y, high[j]);
+        MultiplyAdd(a_low, b.x, b.y, low[j]);
       }
     }
 #pragma unroll

@@ -5,10 +5,9 @@
 // right rows 8 n + 2 (lane % 4) and the next one: scores[m][n][0..1] of the first row and [2..3] of the second.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "backend/cuda/tensor_core.cuh"
 #include "backend/cuda/vector.cuh"
 
 namespace anchorkv::cuda {
@@ -18,8 +17,6 @@ inline constexpr int kBandRows = 32;                                      // lef
 inline constexpr int kLeftRows = kBandRows * (kTileThreads / kWarpSize);  // left rows of a block
 inline constexpr int kRightRows = 64;
 inline constexpr int kChunkElements = 8;  // 16 bytes, what one copy moves
-inline constexpr float kLog2E = 1.44269504f;
-inline constexpr float kLn2 = 0.693147181f;
 
 template <int D>
 inline constexpr int kRowBytes = D * 2;
@@ -33,24 +30,12 @@ using Scores = float[2][kRightRows / 8][4];
 // 16 x 16 elements of the left, for both 16-row blocks.
 using LeftFragment = uint32_t[2][4];
 
-__device__ inline uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
 // Where a row's 16-byte chunk lies in a tile. Chunks of a row are permuted so that eight rows' equal chunks, which one
 // matrix load reads, are in different banks.
 template <int D>
 __device__ uint32_t ChunkOffset(int row, int chunk) {
   return static_cast<uint32_t>(row * kRowBytes<D> + ((chunk ^ (row & 7)) * 16));
 }
-
-// Copies 16 bytes, or zeros; `from` is a valid address in both cases.
-__device__ inline void CopyAsync16(uint32_t to, const void* from, bool zero) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(zero ? 0 : 16));
-}
-__device__ inline void CopyAsync4(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from));
-}
-__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;\n" ::); }
-__device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 __device__ inline void LoadMatrices(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -63,14 +48,6 @@ __device__ inline void LoadTransposed(uint32_t address, uint32_t (&r)[4]) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
-}
-
-__device__ inline void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ inline float Exp2(float x) {
