@@ -12,7 +12,7 @@
 namespace anchorkv::bench {
 namespace {
 
-constexpr int kRatio = 4;
+constexpr int kRatio = 8;
 
 // Runs `step` until it has been timed; the first error ends the case.
 template <typename Step>
@@ -77,8 +77,10 @@ void Pack(benchmark::State& state, const Backend& backend, const Layer& layer) {
   });
 }
 
-void Compress(benchmark::State& state, const Backend& backend, const Layer& layer) {
-  Run(state, layer.tokens(), [&] { return CompressLayer(layer.input(), Options(Ranking::kBlend), backend).status(); });
+void Compress(benchmark::State& state, const Backend& backend, const Layer& layer, Profile profile) {
+  CodecOptions options = CodecOptions::ForProfile(profile);
+  options.theta = 1.0 / kRatio;
+  Run(state, layer.tokens(), [&] { return CompressLayer(layer.input(), options, backend).status(); });
 }
 
 }  // namespace
@@ -105,7 +107,12 @@ void RegisterCompression() {
             });
       }
       add("Pack", Pack);
-      add("CompressLayer", Compress);
+      for (const Profile profile : {Profile::kBlend, Profile::kAdaptive}) {
+        add("CompressLayer_" + std::string(Name(profile)),
+            [profile](benchmark::State& state, const Backend& b, const Layer& layer) {
+              Compress(state, b, layer, profile);
+            });
+      }
     }
   }
 }

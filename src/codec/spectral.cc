@@ -1,29 +1,19 @@
-// One layer from dense keys and values to bytes of the adaptive profile. docs/adaptive.md.
-//
-// Memory beside the input and the segment: per vector 4 bytes of scores, 4 of importance, and one float per rate for
-// the error it would leave; sums over chunks of positions. Coordinates are formed chunk by chunk, to measure and to
-// pack, and never held for the whole layer.
+// One layer from dense keys and values to bytes of the adaptive profile: what is decided between the steps that touch
+// every vector. docs/adaptive.md.
 #include "codec/spectral.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <utility>
 
-#include "base/half.h"
 #include "codec/alloc_guard.h"
 #include "codec/layer_check.h"
-#include "codec/spectral_coordinates.h"
-#include "codec/spectral_rates.h"
+#include "codec/spectral_host.h"
 #include "codec/spectral_segment.h"
-#include "format/error_model.h"
-#include "format/spectral_code.h"
 
 namespace anchorkv {
 namespace {
-
-using Matrix = SideCode::Matrix;
 
 // Halvings of the price's range: the first choice only says which tokens are worth being exact.
 constexpr int kDraftSteps = 12;
@@ -33,117 +23,111 @@ constexpr double kExactShare = 0.4;
 
 class SpectralCoder {
  public:
-  SpectralCoder(const LayerInput& input, const CodecOptions& options, const Backend& backend)
-      : input_(input),
-        options_(options),
-        backend_(backend),
-        shape_{static_cast<int>(input.keys.heads), static_cast<int>(input.keys.head_dim), input.keys.tokens},
-        is_exact_(static_cast<size_t>(shape_.kv_heads * shape_.tokens), 0),
-        coordinates_(input, is_exact_, importance_[kValues]),
-        rates_(shape_.kv_heads, shape_.tokens) {}
+  SpectralCoder(const LayerShape& shape, const RopeTable& rope, const CodecOptions& options, SpectralLayer* layer)
+      : shape_(shape), rope_(rope), options_(options), layer_(*layer) {}
 
-  Result<std::shared_ptr<const Segment>> Run() {
-    {
-      AttentionStats stats;
-      HeadScores scores;
-      AKV_RETURN_IF_ERROR(backend_.Score(input_, &stats, &scores));
-      AKV_RETURN_IF_ERROR(backend_.Importance(input_, options_, stats, importance_));
-    }
+  Result<SpectralLayout> Run(int layer_number) {
+    AKV_RETURN_IF_ERROR(layer_.Observe());
+    AKV_ASSIGN_OR_RETURN(query_energies_, layer_.QueryEnergies());
     // A draft, with values in their own coordinates, shows which tokens codes serve badly.
-    SetExact({});
+    AKV_RETURN_IF_ERROR(SetExact({}));
     budget_ = PlanSpectralBudget(shape_, options_, PinnedTokens());
-    Measure(/*value_basis=*/false);
-    SetExact(WorthBeingExact(rates_.Choose(AvailableBytes(), kDraftSteps)));
+    AKV_RETURN_IF_ERROR(Describe(/*value_basis=*/false));
+    AKV_RETURN_IF_ERROR(ChooseRates(kDraftSteps));
+    AKV_ASSIGN_OR_RETURN(const std::vector<uint32_t> worth, WorthBeingExact());
+    AKV_RETURN_IF_ERROR(SetExact(worth));
     budget_ = PlanSpectralBudget(shape_, options_, static_cast<int64_t>(exact_.size()) / shape_.kv_heads);
-    Measure(budget_.layout.value_basis);
-    rates_.Choose(AvailableBytes(), kPriceSteps);
-    return Pack();
+    AKV_RETURN_IF_ERROR(Describe(budget_.layout.value_basis));
+    AKV_RETURN_IF_ERROR(ChooseRates(kPriceSteps));
+    return Pack(layer_number);
   }
 
  private:
-  size_t At(int head, int64_t t) const { return static_cast<size_t>(head * shape_.tokens + t); }
-  int64_t ExactPosition(int head, int64_t i) const {
-    return exact_[static_cast<size_t>(head * budget_.layout.exact + i)];
-  }
-
   // The sinks and the window are exact in any case.
   int64_t FirstFree() const { return std::min<int64_t>(options_.sinks, WindowStart()); }
   int64_t WindowStart() const { return std::max<int64_t>(0, shape_.tokens - options_.window); }
   int64_t PinnedTokens() const { return FirstFree() + shape_.tokens - WindowStart(); }
 
   // Pinned tokens and `chosen` ones, [H, count].
-  void SetExact(const std::vector<uint32_t>& chosen) {
+  Status SetExact(const std::vector<uint32_t>& chosen) {
     const size_t count = chosen.size() / static_cast<size_t>(shape_.kv_heads);
     exact_.clear();
-    std::fill(is_exact_.begin(), is_exact_.end(), uint8_t{0});
     for (int head = 0; head < shape_.kv_heads; ++head) {
       const auto own = chosen.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(head) * count);
       for (int64_t t = 0; t < FirstFree(); ++t) exact_.push_back(static_cast<uint32_t>(t));
       exact_.insert(exact_.end(), own, own + static_cast<ptrdiff_t>(count));
       for (int64_t t = WindowStart(); t < shape_.tokens; ++t) exact_.push_back(static_cast<uint32_t>(t));
     }
-    const size_t per_head = exact_.size() / static_cast<size_t>(shape_.kv_heads);
-    for (size_t i = 0; i < exact_.size(); ++i) is_exact_[At(static_cast<int>(i / per_head), exact_[i])] = 1;
+    return layer_.SetExact(exact_);
   }
 
-  std::vector<uint32_t> WorthBeingExact(double price) const {
+  // For every head the tokens that cost most as they are coded, the same number in each. The number grows as long as
+  // the heads together gain.
+  Result<std::vector<uint32_t>> WorthBeingExact() {
     ExactBudget budget;
     budget.first = FirstFree();
     budget.last = WindowStart();
     budget.token_bytes = 4 * shape_.head_dim + static_cast<int64_t>(sizeof(uint32_t));
     const int64_t each = shape_.kv_heads * budget.token_bytes;
+    const int64_t candidates = std::max<int64_t>(0, budget.last - budget.first);
+    const bool fixed = options_.anchors != 0;
     budget.most = static_cast<int64_t>(kExactShare * static_cast<double>(budget_.code_bytes)) / each;
     // Where every vector has all bits there are, what is left over is spent.
-    if (price == 0.0)
-      budget.most = std::min(budget.most, std::max<int64_t>(0, AvailableBytes() - rates_.bytes()) / each);
-    const int64_t fixed = options_.anchors == 0 ? -1 : AnchorCount(options_, shape_.tokens) - PinnedTokens();
-    return ChooseExactTokens(rates_, shape_.kv_heads, price, budget, fixed);
+    if (price_ == 0.0)
+      budget.most = std::min(budget.most, std::max<int64_t>(0, AvailableBytes() - coded_bytes_) / each);
+    if (fixed) budget.most = AnchorCount(options_, shape_.tokens) - PinnedTokens();
+    budget.most = std::clamp<int64_t>(budget.most, 0, candidates);
+    std::vector<std::vector<SpectralLayer::Gain>> gains;
+    AKV_RETURN_IF_ERROR(layer_.BestExact(price_, budget, &gains));
+    return TakeWhileHeadsGain(gains, budget.most, fixed);
   }
 
-  // Describes both sides of all heads, and about what every rate would leave of every vector's error, times its
-  // importance.
-  void Measure(bool value_basis) {
-    const RateBits bits = ChooseRates(budget_);
-    for (const Side side : {kKeys, kValues}) {
-      codes_[side].clear();
-      for (int head = 0; head < shape_.kv_heads; ++head) {
-        codes_[side].push_back(coordinates_.Describe(side, head, value_basis));
-        SideCode& code = codes_[side].back();
-        for (int r = 1; r < kSpectralRates; ++r) {
-          code.runs[r] = SpendBits(code.energy.data(), shape_.head_dim, bits.bits[r]);
-        }
-        rates_.SetBytes(side, head, code.runs);
-        MeasureErrors(side, head);
+  // Describes both sides of all heads, and estimates what every rate would leave.
+  Status Describe(bool value_basis) {
+    const RateBits bits = anchorkv::ChooseRates(budget_);
+    std::vector<SideStatistics> statistics[2];
+    AKV_RETURN_IF_ERROR(layer_.Measure(value_basis, statistics));
+    const auto heads = static_cast<size_t>(shape_.kv_heads);
+    for (std::vector<SideCode>& codes : codes_) codes.assign(heads, SideCode());
+#pragma omp parallel for schedule(dynamic) if (value_basis)
+    for (size_t i = 0; i < 2 * heads; ++i) {
+      const size_t head = i / 2;
+      const Side side = i % 2 == 0 ? kValues : kKeys;
+      SideCode& code = codes_[side][head];
+      SideStatistics& own = statistics[side][head];
+      code = side == kValues ? DescribeValues(std::move(own))
+                             : DescribeKeys(rope_, std::move(own),
+                                            query_energies_.data() + head * static_cast<size_t>(shape_.head_dim));
+      for (int r = 1; r < kSpectralRates; ++r) {
+        code.runs[r] = SpendBits(code.energy.data(), shape_.head_dim, bits.bits[r]);
       }
     }
+    return layer_.EstimateErrors(codes_);
   }
 
-  void MeasureErrors(Side side, int head) {
-    const SideCode& code = codes_[side][static_cast<size_t>(head)];
-    std::vector<ErrorModel> models;
-    for (const CodeRuns& runs : code.runs) {
-      models.emplace_back(code.energy.data(), code.refines.data(), shape_.head_dim, runs);
-    }
-    const float* importance = importance_[side].head(head);
-    coordinates_.ForEachChunk([&](int64_t, int64_t first, int64_t last) {
-      Matrix u;
-      coordinates_.Form(side, head, code, first, last, &u);
-      alignas(64) float lanes[kMaxSpectralDim][kPathLanes];
-      for (int64_t t = first; t < last; t += kPathLanes) {
-        const int count = static_cast<int>(std::min<int64_t>(kPathLanes, last - t));
-        const float* vectors[kPathLanes];
-        for (int i = 0; i < count; ++i) vectors[i] = &u(t - first + i, 0);
-        LoadLanes(vectors, count, shape_.head_dim, lanes);
-        for (int r = 0; r < kSpectralRates; ++r) {
-          UnitChoice choice;
-          ChooseUnits(models[static_cast<size_t>(r)], lanes, &choice);
-          float* errors = rates_.errors(side, head, r) + t;
-          for (int i = 0; i < count; ++i) {
-            errors[i] = is_exact_[At(head, t + i)] != 0 ? 0.0f : importance[t + i] * choice.error[i];
-          }
-        }
+  // The smallest price of a byte at which the vectors' bytes fit, found in `steps` halvings of its logarithm; 0 where
+  // all of them get their best. Where no price is high enough, nothing is coded.
+  Status ChooseRates(int steps) {
+    const int64_t available = AvailableBytes();
+    price_ = 0.0;
+    AKV_ASSIGN_OR_RETURN(const int64_t best, layer_.BytesAt(price_, /*keep=*/false));
+    if (best > available) {
+      AKV_ASSIGN_OR_RETURN(const double most, layer_.LargestError());
+      // At a price of `most` per byte nothing is bought. Prices differ by orders of magnitude: bisect their logarithm.
+      constexpr double kSpan = 60.0;  // natural logarithm of the range of prices
+      double high = std::log(std::max(most, 1e-30));
+      double low = high - kSpan;
+      for (int step = 0; step < steps; ++step) {
+        const double middle = (low + high) / 2;
+        AKV_ASSIGN_OR_RETURN(const int64_t bytes, layer_.BytesAt(std::exp(middle), /*keep=*/false));
+        (bytes > available ? low : high) = middle;
       }
-    });
+      price_ = std::exp(high);
+    }
+    AKV_ASSIGN_OR_RETURN(coded_bytes_, layer_.BytesAt(price_, /*keep=*/true));
+    if (coded_bytes_ <= available) return {};
+    coded_bytes_ = 0;
+    return layer_.ClearRates();
   }
 
   // Bytes for codes and scales: a tile's scales are filled up to kCodeAlign.
@@ -152,158 +136,60 @@ class SpectralCoder {
     return budget_.code_bytes - filling - kSectionAlign;
   }
 
-  // Bytes of a tile's block.
-  int64_t BlockBytes(Side side, int head, int64_t tile) const {
-    int64_t bytes = 0;
-    int coded = 0;
-    for (int64_t t = tile * kTileTokens; t < std::min(shape_.tokens, (tile + 1) * kTileTokens); ++t) {
-      const int rate = rates_.rate(side, head, t);
-      if (is_exact_[At(head, t)] != 0 || rate == 0) continue;
-      bytes += codes_[side][static_cast<size_t>(head)].runs[rate].code_bytes();
-      ++coded;
-    }
-    return bytes + ScaleBytes(coded);
-  }
-
-  Result<std::shared_ptr<const Segment>> Pack() {
+  Result<SpectralLayout> Pack(int layer_number) {
     SpectralLayout layout = budget_.layout;
-    std::vector<uint32_t> offsets;
+    AKV_ASSIGN_OR_RETURN(std::vector<uint32_t> offsets, layer_.BlockBytes());
     int64_t code_bytes = 0;
-    for (const Side side : {kKeys, kValues}) {
-      for (int head = 0; head < shape_.kv_heads; ++head) {
-        for (int64_t tile = 0; tile < layout.tiles(); ++tile) {
-          offsets.push_back(static_cast<uint32_t>(code_bytes / kCodeAlign));
-          code_bytes += BlockBytes(side, head, tile);
-        }
-      }
+    for (uint32_t& block : offsets) {
+      const int64_t at = code_bytes / kCodeAlign;
+      code_bytes += block;
+      block = static_cast<uint32_t>(at);
     }
     layout.Place(static_cast<size_t>(code_bytes));
     const double limit = options_.theta * static_cast<double>(shape_.dense_bytes());
     if (static_cast<double>(layout.total_bytes) > limit) {
-      return Internal("layer " + std::to_string(input_.layer) + " needs " + std::to_string(layout.total_bytes) +
+      return Internal("layer " + std::to_string(layer_number) + " needs " + std::to_string(layout.total_bytes) +
                       " bytes; its budget is " + std::to_string(static_cast<int64_t>(limit)));
     }
-    AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, AlignedBuffer::Make(layout.total_bytes, "a segment"));
-    std::byte* const out = bytes.data();
-    std::memcpy(out + layout.exact_positions, exact_.data(), exact_.size() * sizeof(uint32_t));
-    std::memcpy(out + layout.offsets, offsets.data(), offsets.size() * sizeof(uint32_t));
-    PackExact(layout, out);
-    for (const Side side : {kKeys, kValues}) {
-      for (int head = 0; head < shape_.kv_heads; ++head) {
-        PackDescription(layout, side, head, out);
-        PackTiles(layout, side, head, out);
-      }
-    }
-    return std::shared_ptr<const Segment>(
-        std::make_shared<SpectralSegment>(layout, std::move(bytes), input_.first_position, backend_, *input_.rope));
+    AKV_RETURN_IF_ERROR(layer_.Pack(layout, offsets, codes_));
+    return layout;
   }
 
-  void PackExact(const SpectralLayout& layout, std::byte* out) const {
-    const int dims = shape_.head_dim;
-    auto* keys = reinterpret_cast<uint16_t*>(out + layout.exact_keys);
-    auto* values = reinterpret_cast<uint16_t*>(out + layout.exact_values);
-    float key[kMaxHeadDim];
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      for (int64_t i = 0; i < layout.exact; ++i) {
-        const int64_t t = ExactPosition(head, i);
-        std::copy_n(input_.keys.row(head, t), dims, key);
-        input_.rope->Rotate(input_.first_position + t, key);
-        const float* value = input_.values.row(head, t);
-        for (int d = 0; d < dims; ++d) {
-          *keys++ = FloatToFiniteHalf(key[d]);
-          *values++ = FloatToFiniteHalf(value[d]);
-        }
-      }
-    }
-  }
-
-  void PackDescription(const SpectralLayout& layout, Side side, int head, std::byte* out) const {
-    const SideCode& code = codes_[side][static_cast<size_t>(head)];
-    const auto dims = static_cast<size_t>(shape_.head_dim);
-    const auto h = static_cast<size_t>(head);
-    const size_t side_head = static_cast<size_t>(side) * static_cast<size_t>(shape_.kv_heads) + h;
-    std::memcpy(out + layout.means[side] + h * dims * sizeof(float), code.mean.data(), dims * sizeof(float));
-    std::memcpy(out + layout.deviations + side_head * dims * sizeof(float), code.deviations.data(),
-                dims * sizeof(float));
-    if (!code.order.empty()) std::memcpy(out + layout.orders[side] + h * dims, code.order.data(), dims);
-    if (!code.basis.empty()) std::memcpy(out + layout.basis + h * dims * dims, code.basis.data(), code.basis.size());
-    std::memcpy(out + layout.runs + side_head * sizeof(code.runs), code.runs, sizeof(code.runs));
-  }
-
-  // Codes of the chunk's vectors, rate by rate, each rate in ascending position.
-  struct ChunkCodes {
-    std::vector<uint8_t> codes[kSpectralRates];
-    std::vector<uint8_t> scales[kSpectralRates];
-  };
-
-  ChunkCodes QuantizeChunk(Side side, int head, int64_t first, int64_t last) const {
-    const SideCode& code = codes_[side][static_cast<size_t>(head)];
-    Matrix u;
-    coordinates_.Form(side, head, code, first, last, &u);
-    ChunkCodes out;
-    for (int rate = 1; rate < kSpectralRates; ++rate) {
-      std::vector<const float*> vectors;
-      for (int64_t t = first; t < last; ++t) {
-        if (is_exact_[At(head, t)] == 0 && rates_.rate(side, head, t) == rate) vectors.push_back(&u(t - first, 0));
-      }
-      const CodeRuns& runs = code.runs[rate];
-      out.codes[rate].resize(vectors.size() * static_cast<size_t>(runs.coordinates()));
-      out.scales[rate].resize(vectors.size());
-      QuantizeSpectral(vectors.data(), static_cast<int>(vectors.size()), code.energy.data(), code.refines.data(),
-                       shape_.head_dim, runs, out.codes[rate].data(), out.scales[rate].data(), /*errors=*/nullptr);
-    }
-    return out;
-  }
-
-  void PackTiles(const SpectralLayout& layout, Side side, int head, std::byte* out) const {
-    const SideCode& code = codes_[side][static_cast<size_t>(head)];
-    const int64_t side_head = int64_t{side} * shape_.kv_heads + head;
-    auto* tags = reinterpret_cast<uint64_t*>(out + layout.tags) + side_head * layout.tiles() * kTagPlanes;
-    const auto* offsets = reinterpret_cast<const uint32_t*>(out + layout.offsets) + side_head * layout.tiles();
-    static_assert(SpectralCoordinates::kChunk % kTileTokens == 0);
-    coordinates_.ForEachChunk([&](int64_t, int64_t first, int64_t last) {
-      const ChunkCodes chunk = QuantizeChunk(side, head, first, last);
-      size_t packed[kSpectralRates] = {};
-      for (int64_t tile = first / kTileTokens; tile * kTileTokens < last; ++tile) {
-        const int64_t start = tile * kTileTokens;
-        const int count = static_cast<int>(std::min<int64_t>(kTileTokens, last - start));
-        uint8_t tag[kTileTokens];
-        int coded = 0;
-        for (int j = 0; j < kTileTokens; ++j) {
-          const bool exact = j >= count || is_exact_[At(head, start + j)] != 0;
-          tag[j] = exact ? uint8_t{kExactTag} : static_cast<uint8_t>(rates_.rate(side, head, start + j));
-          coded += !exact && tag[j] != 0 ? 1 : 0;
-          for (int p = 0; p < kTagPlanes; ++p) tags[tile * kTagPlanes + p] |= uint64_t{(tag[j] >> p & 1u)} << j;
-        }
-        auto* scales = reinterpret_cast<uint8_t*>(out + layout.codes) + size_t{offsets[tile]} * kCodeAlign;
-        uint8_t* at = scales + ScaleBytes(coded);
-        for (int rate = 1; rate < kSpectralRates; ++rate) {
-          const CodeRuns& runs = code.runs[rate];
-          const size_t end = packed[rate] + static_cast<size_t>(std::count(tag, tag + count, rate));
-          for (; packed[rate] < end; ++packed[rate]) {
-            *scales++ = chunk.scales[rate][packed[rate]];
-            PackSpectral(chunk.codes[rate].data() + packed[rate] * static_cast<size_t>(runs.coordinates()), runs, at);
-            at += runs.code_bytes();
-          }
-        }
-      }
-    });
-  }
-
-  const LayerInput& input_;
-  const CodecOptions& options_;
-  const Backend& backend_;
   LayerShape shape_;
+  const RopeTable& rope_;
+  const CodecOptions& options_;
+  SpectralLayer& layer_;
   SpectralBudget budget_;
-  std::vector<uint32_t> exact_;    // [H, k]
-  std::vector<uint8_t> is_exact_;  // [H, S]
-  HeadScores importance_[2];
-  SpectralCoordinates coordinates_;
-  std::vector<SideCode> codes_[2];  // [H]
-  SpectralRates rates_;
+  std::vector<double> query_energies_;  // [H, D]
+  std::vector<uint32_t> exact_;         // [H, k]
+  std::vector<SideCode> codes_[2];      // [H]
+  double price_ = 0.0;
+  int64_t coded_bytes_ = 0;
 };
 
 }  // namespace
+
+std::vector<uint32_t> TakeWhileHeadsGain(const std::vector<std::vector<SpectralLayer::Gain>>& gains, int64_t most,
+                                         bool all) {
+  int64_t count = all ? most : 0;
+  const auto together = [&](int64_t i) {
+    double sum = 0.0;
+    for (const auto& own : gains) sum += own[static_cast<size_t>(i)].value;
+    return sum;
+  };
+  while (count < most && together(count) > 0.0) ++count;
+  std::vector<uint32_t> tokens;
+  for (const auto& own : gains) {
+    for (int64_t i = 0; i < count; ++i) tokens.push_back(own[static_cast<size_t>(i)].token);
+    std::sort(tokens.end() - count, tokens.end());
+  }
+  return tokens;
+}
+
+Result<SpectralLayout> CodeSpectral(const LayerShape& shape, int layer_number, const RopeTable& rope,
+                                    const CodecOptions& options, SpectralLayer* layer) {
+  return SpectralCoder(shape, rope, options, layer).Run(layer_number);
+}
 
 Result<std::shared_ptr<const Segment>> CompressSpectral(const LayerInput& full_input, const CodecOptions& options,
                                                         const Backend& backend) {
@@ -313,7 +199,10 @@ Result<std::shared_ptr<const Segment>> CompressSpectral(const LayerInput& full_i
     const LayerShape shape{static_cast<int>(input.keys.heads), static_cast<int>(input.keys.head_dim),
                            input.keys.tokens};
     AKV_RETURN_IF_ERROR(PlanBudget(shape, options).status());
-    return SpectralCoder(input, options, backend).Run();
+    HostSpectralLayer layer(input, options, backend);
+    AKV_ASSIGN_OR_RETURN(const SpectralLayout layout, CodeSpectral(shape, input.layer, *input.rope, options, &layer));
+    return std::shared_ptr<const Segment>(
+        std::make_shared<SpectralSegment>(layout, layer.TakeBytes(), input.first_position, backend, *input.rope));
   });
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "codec/spectral_layer.h"
 #include "format/spectral_layout.h"
 
 namespace anchorkv {
@@ -34,6 +35,15 @@ RateBits ChooseRates(const SpectralBudget& budget);
 // How many bits each group of coordinates gets out of `bits`, by the energy that is left of a coordinate with b bits.
 // energy [n]: descending, n a multiple of kCodeGroup.
 CodeRuns SpendBits(const float* energy, int n, int bits);
+
+// The order of the steps and what is decided between them, wherever `layer` is; the placed layout of what layer->Pack
+// has written. The caller has checked options and PlanBudget.
+Result<SpectralLayout> CodeSpectral(const LayerShape& shape, int layer_number, const RopeTable& rope,
+                                    const CodecOptions& options, SpectralLayer* layer);
+
+// Of each head's `most` best tokens as many as pay for all heads together, or all; [H, count], ascending in each head.
+std::vector<uint32_t> TakeWhileHeadsGain(const std::vector<std::vector<SpectralLayer::Gain>>& gains, int64_t most,
+                                         bool all);
 
 // As CompressLayer, for options of the adaptive profile.
 Result<std::shared_ptr<const Segment>> CompressSpectral(const LayerInput& input, const CodecOptions& options,
