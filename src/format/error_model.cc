@@ -120,14 +120,6 @@ void ChooseUnitsPlainly(const ErrorModel& model, const float (*u)[kPathLanes], U
   }
 }
 
-namespace {
-
-// Coordinates beyond this level, before the width's factor, count as cut off: a little inside the highest one, 2.098,
-// since there the levels lie far apart.
-constexpr float kHighestLevel = 1.9f;
-
-}  // namespace
-
 ErrorModel::ErrorModel(const float* weights, const int16_t* refines, int count, const CodeRuns& runs) noexcept
     : n(count), coded(runs.coordinates()) {
   float left[kMaxHeadDim];

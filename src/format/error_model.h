@@ -22,6 +22,10 @@ struct ErrorModel {
   float highest[kMaxHeadDim];  // level beyond which a coordinate is cut off, in units
 };
 
+// Coordinates beyond this level, before the width's factor, count as cut off: a little inside the highest one, 2.098,
+// since there the levels lie far apart.
+inline constexpr float kHighestLevel = 1.9f;
+
 // For kPathLanes vectors at once.
 struct UnitChoice {
   float unit[kPathLanes];   // of the least error; 0: no code is better

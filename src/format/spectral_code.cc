@@ -61,9 +61,6 @@ uint8_t SpectralScaleByte(float scale) noexcept {
 
 namespace {
 
-// How much more a coordinate that is refined weighs in the second search: that much that no other is worth its change.
-constexpr float kHold = 100.0f;
-
 // The codes of kPathLanes vectors or fewer.
 class BatchQuantizer {
  public:
@@ -73,7 +70,7 @@ class BatchQuantizer {
     for (int i = 0; i < coded(); ++i) {
       if (!IsRefinement(i)) continue;
       held_[i] = weight[i];
-      held_[refines[i]] = kHold * weight[refines[i]];
+      held_[refines[i]] = kRefinedHold * weight[refines[i]];
     }
   }
 

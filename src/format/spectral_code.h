@@ -19,6 +19,8 @@ uint8_t SpectralScaleByte(float scale) noexcept;
 // A code coordinate may refine one before it: it stands for the same coordinate of the vector, with kRefinement times
 // its deviation, and codes what the other leaves. What four bits leave of a coordinate has about that size.
 inline constexpr float kRefinement = 0.0866f;
+// How much more a coordinate that is refined weighs in the second search: that much that no other is worth its change.
+inline constexpr float kRefinedHold = 100.0f;
 
 // Quantises `count` vectors u[v] [n] (coordinates over their deviations, in code order; n >= runs.coordinates()): the
 // codes [count, coordinates] whose levels make sum_i weight[i] (u[i] - unit level[i])^2 least, weights not negative,

@@ -5,32 +5,12 @@
 #include <numeric>
 #include <string>
 
+#include "backend/cuda/array_placer.h"
 #include "backend/cuda/check.h"
 #include "backend/cuda/internal.h"
 #include "base/shape_text.h"
 
 namespace anchorkv::cuda {
-namespace {
-
-constexpr size_t kArrayAlign = 256;
-
-// Hands out consecutive, aligned arrays: first to add up their sizes (base null), then for good.
-class ArrayPlacer {
- public:
-  explicit ArrayPlacer(std::byte* base) : base_(base) {}
-  template <typename T>
-  void Take(T** array, int64_t count) {
-    *array = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + end_);
-    end_ += (static_cast<size_t>(count) * sizeof(T) + kArrayAlign - 1) / kArrayAlign * kArrayAlign;
-  }
-  size_t end() const { return end_; }
-
- private:
-  std::byte* base_;
-  size_t end_ = 0;
-};
-
-// Only the last `window` of the observed queries.
 DeviceLayerInput NarrowWindow(DeviceLayerInput input, int window) {
   DeviceHeads& q = input.queries;
   const int64_t skip = q.tokens - window;
@@ -40,8 +20,6 @@ DeviceLayerInput NarrowWindow(DeviceLayerInput input, int window) {
   input.prior.Skip(skip, q.heads, q.head_dim);
   return input;
 }
-
-}  // namespace
 
 Result<LayerCompressor> LayerCompressor::Make(const CompressorShape& shape) {
   AKV_RETURN_IF_ERROR(CheckHeadDim(shape.head_dim));

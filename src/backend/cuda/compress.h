@@ -25,6 +25,9 @@ struct DeviceLayerInput {
   int gqa_ratio() const noexcept { return static_cast<int>(queries.heads / keys.heads); }
 };
 
+// Only the last `window` of the observed queries.
+DeviceLayerInput NarrowWindow(DeviceLayerInput input, int window);
+
 // What a byte budget buys (codec.h's Budget without its bill).
 struct SlotBudget {
   int64_t anchors = 0;               // k per head
@@ -85,6 +88,8 @@ class LayerCompressor {
   // `vectors` of one side; keys that are projected after RoPE are rotated on the fly (pre_rope = false).
   Status Assign(const DeviceLayerInput& input, Side side, bool pre_rope, int64_t anchors, Stream stream) const;
   Status Utility(const DeviceLayerInput& input, const CodecOptions& options, int64_t anchors, Stream stream) const;
+  // Backend::Importance into arrays().utility; needs Score and nothing else.
+  Status Importance(const DeviceLayerInput& input, const CodecOptions& options, Stream stream) const;
   // Marks pool_of for the budget by utility; the tie rule is the lowest head and position.
   Status Select(const DeviceLayerInput& input, Side side, const SlotBudget& budget, bool pool_heads,
                 Stream stream) const;
@@ -96,6 +101,8 @@ class LayerCompressor {
               Stream stream) const;
 
  private:
+  Status RunUtility(const DeviceLayerInput& input, const CodecOptions& options, int64_t anchors, bool importance,
+                    Stream stream) const;
   // Shapes against each other, the RoPE table and the compressor's own.
   Status CheckInput(const DeviceLayerInput& input, int64_t anchors) const;
   // The budget leaves no choice: every vector of the side has a residual of one width, or none has.

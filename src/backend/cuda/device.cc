@@ -59,6 +59,10 @@ Status Upload(void* device, const void* host, size_t bytes, Stream stream) {
   return ToStatus(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream), "a copy to the GPU");
 }
 
+Status Clear(void* device, size_t bytes, Stream stream) {
+  return ToStatus(cudaMemsetAsync(device, 0, bytes, stream), "clearing device memory");
+}
+
 Status Download(void* host, const void* device, size_t bytes, Stream stream) {
   return ToStatus(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "a copy from the GPU");
 }

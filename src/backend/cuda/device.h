@@ -66,6 +66,8 @@ class DeviceBuffer {
 // Copies between host and device. The host side must stay valid until the stream has passed the copy.
 Status Upload(void* device, const void* host, size_t bytes, Stream stream);
 Status Download(void* host, const void* device, size_t bytes, Stream stream);
+// Sets bytes to zero.
+Status Clear(void* device, size_t bytes, Stream stream);
 
 // A RopeTable's factors on the device (anchorkv/rope.h); [rows, pairs] each.
 struct DeviceRope {

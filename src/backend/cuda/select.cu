@@ -7,22 +7,13 @@
 #include "backend/cuda/check.h"
 #include "backend/cuda/internal.h"
 #include "backend/cuda/layer.cuh"
+#include "backend/cuda/sort_key.cuh"
 #include "format/hash.h"
 
 namespace anchorkv::cuda {
 namespace {
 
 constexpr uint64_t kNever = ~uint64_t{0};  // behind every candidate
-
-// Keys in ascending order are numbers in descending order.
-__device__ uint64_t Descending(double x) {
-  const uint64_t bits = static_cast<uint64_t>(__double_as_longlong(x + 0.0));  // -0 becomes 0
-  return (bits >> 63) != 0 ? bits : ~(bits | uint64_t{1} << 63);
-}
-__device__ uint64_t Descending(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);
-  return (bits >> 31) != 0 ? bits : ~(bits | 1u << 31);
-}
 
 // Flags of a chosen position while anchors are being chosen.
 constexpr uint8_t kChosen = 1;
@@ -127,23 +118,9 @@ __global__ void CountKernel(const uint8_t* keys, const uint8_t* values, int64_t 
     counts[(blockIdx.y * kMaxPools + threadIdx.x) * heads + blockIdx.x] = totals[threadIdx.x];
 }
 
-// Pairs in keys[0], values[0]; the sorted values end in values[1] and both keys are used up.
-struct SortBuffers {
-  uint64_t* keys[2];
-  uint32_t* values[2];
-  void* scratch;
-  size_t scratch_bytes;
-};
-
 cudaError_t Sort(void* scratch, size_t* scratch_bytes, const SortBuffers& b, int64_t n, int bits, Stream stream) {
   return cub::DeviceRadixSort::SortPairs(scratch, *scratch_bytes, b.keys[0], b.keys[1], b.values[0], b.values[1],
                                          static_cast<int>(n), 0, bits, stream);
-}
-
-Status SortByKey(SortBuffers buffers, int64_t offset, int64_t n, int bits, Stream stream) {
-  for (uint64_t*& keys : buffers.keys) keys += offset;
-  for (uint32_t*& values : buffers.values) values += offset;
-  return ToStatus(Sort(buffers.scratch, &buffers.scratch_bytes, buffers, n, bits, stream), "sorting");
 }
 
 dim3 PositionGrid(int64_t tokens, int64_t heads) {
@@ -156,6 +133,12 @@ Result<size_t> SortScratchBytes(int64_t n) {
   size_t bytes = 0;
   AKV_RETURN_IF_ERROR(ToStatus(Sort(nullptr, &bytes, SortBuffers{}, n, 64, nullptr), "sizing a sort"));
   return bytes;
+}
+
+Status SortByKey(SortBuffers buffers, int64_t offset, int64_t n, int bits, Stream stream) {
+  for (uint64_t*& keys : buffers.keys) keys += offset;
+  for (uint32_t*& values : buffers.values) values += offset;
+  return ToStatus(Sort(buffers.scratch, &buffers.scratch_bytes, buffers, n, bits, stream), "sorting");
 }
 
 Status LayerCompressor::ChooseAnchors(const DeviceLayerInput& input, const CodecOptions& options, int64_t anchors,

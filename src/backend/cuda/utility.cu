@@ -19,6 +19,7 @@ struct UtilityArgs {
   uint64_t seed = 0;
   float prior = 0.0f;              // phi / S, 0 for the rankings without it
   const float* novelty = nullptr;  // [kv_heads, tokens] factor on the prior, or null
+  bool importance = false;         // |r| = 1 everywhere and no anchors: Backend::Importance
 };
 
 // --- Novelty: 1 - cos(R_t K_t, mean direction), divided by its mean. In double, where keys that all point the same
@@ -163,6 +164,13 @@ __device__ float CosineUtility(const WarpVector<N>& x, const WarpVector<N>& anch
 template <int N>
 __device__ void PrepareSide(const UtilityArgs& args, UtilityShared<N>* shared, Side side, int head, int64_t t, int i) {
   const LayerArgs& layer = args.layer;
+  if (args.importance) {
+    if (LaneId() == 0) {
+      shared->squared_norm[side][i] = 1.0f;
+      shared->plain[side][i] = 0.0f;
+    }
+    return;
+  }
   float* scratch = shared->queries + WarpId() * kRowStride<N>;
   const WarpVector<N> x = layer.Vector<N>(side, head, t, scratch);
   const WarpVector<N> anchor = layer.AssignedAnchor<N>(side, head, t);
@@ -278,7 +286,7 @@ __global__ void __launch_bounds__(kBlockThreads) UtilityKernel(const __grid_cons
   if (LooksAtQueries(args.ranking)) {
     for (int warp = 0; warp < kBlockWarps; ++warp) utility += shared.sums[side][warp][token];
   }
-  if (layer.IsAnchor(head, start + token)) utility = -INFINITY;
+  if (!args.importance && layer.IsAnchor(head, start + token)) utility = -INFINITY;
   layer.arrays.utility[side][head * layer.tokens() + start + token] = utility;
 }
 
@@ -300,11 +308,21 @@ int64_t NoveltyDoubles(int64_t heads, int head_dim) { return heads * (kNoveltyWa
 
 Status LayerCompressor::Utility(const DeviceLayerInput& input, const CodecOptions& options, int64_t anchors,
                                 Stream stream) const {
+  return RunUtility(input, options, anchors, /*importance=*/false, stream);
+}
+
+Status LayerCompressor::Importance(const DeviceLayerInput& input, const CodecOptions& options, Stream stream) const {
+  return RunUtility(input, options, 0, /*importance=*/true, stream);
+}
+
+Status LayerCompressor::RunUtility(const DeviceLayerInput& input, const CodecOptions& options, int64_t anchors,
+                                   bool importance, Stream stream) const {
   AKV_RETURN_IF_ERROR(CheckInput(input, anchors));
   UtilityArgs args;
   args.layer = {input, arrays_, anchors, options.pre_rope};
   args.ranking = options.ranking;
   args.seed = options.seed;
+  args.importance = importance;
   if (options.ranking == Ranking::kBlend || options.ranking == Ranking::kBlendNovelty) {
     args.prior = static_cast<float>(options.prior_phi / static_cast<double>(input.keys.tokens));
   }

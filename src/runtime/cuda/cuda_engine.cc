@@ -22,15 +22,9 @@ constexpr int64_t kInputIds = 4;       // in step_input_: three numbers and the 
 // Fills caches with a prompt.
 class CacheFiller final : public LayerTaker {
  public:
-  // `rope` and `backend` are for profiles that are compressed on the host.
-  CacheFiller(const DeviceParts& parts, std::vector<DeviceKvCache*> caches, int64_t tokens, LayerCompressor* compressor,
-              const RopeTable& rope, const Backend& backend)
-      : parts_(parts),
-        caches_(std::move(caches)),
-        tokens_(tokens),
-        compressor_(compressor),
-        rope_(rope),
-        backend_(backend) {
+  CacheFiller(const DeviceParts& parts, const RopeTable& rope, std::vector<DeviceKvCache*> caches, int64_t tokens,
+              DeviceCompressors* compressors)
+      : parts_(parts), rope_(rope), caches_(std::move(caches)), tokens_(tokens), compressors_(compressors) {
     segments_.resize(caches_.size());
   }
 
@@ -53,7 +47,8 @@ class CacheFiller final : public LayerTaker {
   Status Take(int layer, const PromptRows& rows) override {
     for (size_t i = 0; i < caches_.size(); ++i) {
       if (Compresses(*caches_[i])) {
-        AKV_ASSIGN_OR_RETURN(auto segment, Compress(Input(layer, rows), caches_[i]->config().codec));
+        AKV_ASSIGN_OR_RETURN(auto segment, CompressDeviceLayer(Input(layer, rows), rope_, caches_[i]->config().codec,
+                                                               compressors_, parts_.stream));
         segments_[i].push_back(std::move(segment));
       } else {
         AKV_RETURN_IF_ERROR(StoreExactly(layer, rows, *caches_[i]));
@@ -75,14 +70,6 @@ class CacheFiller final : public LayerTaker {
 
  private:
   bool Compresses(const DeviceKvCache& cache) const { return WhyNotCompressed(cache.config(), 0, tokens_).empty(); }
-
-  Result<std::shared_ptr<const DeviceKvSegment>> Compress(const DeviceLayerInput& input,
-                                                          const CodecOptions& options) const {
-    if (options.profile == Profile::kAdaptive) {
-      return CompressLayerOnHost(input, rope_, options, backend_, parts_.stream);
-    }
-    return CompressDeviceLayer(input, options, compressor_, parts_.stream);
-  }
 
   DeviceLayerInput Input(int layer, const PromptRows& rows) const {
     const ModelInfo& info = parts_.spec->info;
@@ -107,12 +94,11 @@ class CacheFiller final : public LayerTaker {
   }
 
   DeviceParts parts_;
+  const RopeTable& rope_;
   std::vector<DeviceKvCache*> caches_;
   std::vector<DeviceSegments> segments_;
   int64_t tokens_;
-  LayerCompressor* compressor_;
-  const RopeTable& rope_;
-  const Backend& backend_;
+  DeviceCompressors* compressors_;
 };
 
 }  // namespace
@@ -191,7 +177,7 @@ Status CudaEngine::Prefill(std::span<const int32_t> tokens, std::span<KvCache* c
     AKV_ASSIGN_OR_RETURN(DeviceKvCache* const device, Own(cache));
     own.push_back(device);
   }
-  CacheFiller filler(parts_, std::move(own), static_cast<int64_t>(tokens.size()), &compressor_, *rope_, *backend_);
+  CacheFiller filler(parts_, *rope_, std::move(own), static_cast<int64_t>(tokens.size()), &compressors_);
   AKV_RETURN_IF_ERROR(filler.Prepare());
   AKV_ASSIGN_OR_RETURN(const auto run, PromptRun::Make(transformer_.get(), tokens, &filler));
   prefill_memory_ = run->memory();
@@ -237,26 +223,11 @@ Status CudaEngine::ObserveReconstruction(PromptRecord* record, std::span<const R
 
 Result<StoredSegments> CudaEngine::Compress(const PromptRecord& record, const CodecOptions& options) const {
   AKV_ASSIGN_OR_RETURN(const DeviceRecord* const own, Own(&record));
-  if (options.profile == Profile::kAdaptive) return CompressOnHost(*own, options);
   StoredSegments segments;
   for (int layer = 0; layer < own->layers(); ++layer) {
-    AKV_ASSIGN_OR_RETURN(auto segment, CompressDeviceLayer(own->device_layer(layer), options, &compressor_, stream_));
+    AKV_ASSIGN_OR_RETURN(auto segment,
+                         CompressDeviceLayer(own->device_layer(layer), *rope_, options, &compressors_, stream_));
     segments.push_back(std::move(segment));
-  }
-  return segments;
-}
-
-Result<StoredSegments> CudaEngine::CompressOnHost(const DeviceRecord& record, const CodecOptions& options) const {
-  AKV_RETURN_IF_ERROR(record.MakeReadable());
-  std::vector<std::shared_ptr<const Segment>> made(static_cast<size_t>(record.layers()));
-  AKV_RETURN_IF_ERROR(ForEachLayer(made.size(), [&](size_t layer) -> Status {
-    AKV_ASSIGN_OR_RETURN(made[layer], CompressLayer(record.layer(static_cast<int>(layer)), options, *backend_));
-    return {};
-  }));
-  StoredSegments segments;
-  for (auto& segment : made) {
-    AKV_ASSIGN_OR_RETURN(auto on_device, ToDevice(std::move(segment), info().kv_heads, info().head_dim, stream_));
-    segments.push_back(std::move(on_device));
   }
   return segments;
 }

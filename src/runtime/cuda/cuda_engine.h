@@ -64,7 +64,6 @@ class CudaEngine final : public Engine {
                     const PartialStates& states) const;
   DeviceQueries StepQueries(const Activations& activations, int64_t tokens) const;
   // `adaptive`, which the CPU compresses for now, several layers at once.
-  Result<StoredSegments> CompressOnHost(const DeviceRecord& record, const CodecOptions& options) const;
   // Partial states of a source of `rows` rows, and of a segment.
   int Parts(int64_t tokens, int64_t rows) const;
   int Parts(int64_t tokens, const DeviceKvSegment& segment) const;
@@ -100,7 +99,7 @@ class CudaEngine final : public Engine {
 
   MemoryUse prefill_memory_;
   std::shared_ptr<HostCopy> host_copy_ = std::make_shared<HostCopy>();
-  mutable LayerCompressor compressor_;
+  mutable DeviceCompressors compressors_;
 };
 
 }  // namespace anchorkv::cuda

@@ -10,8 +10,10 @@
 #include "baseline/gathered_segment.h"
 #include "codec/anchor_segment.h"
 #include "codec/codec.h"
+#include "codec/spectral.h"
 #include "codec/spectral_segment.h"
 #include "format/residual_code.h"
+#include "runtime/cuda/spectral_device.h"
 
 namespace anchorkv::cuda {
 namespace {
@@ -48,11 +50,11 @@ class AnchorOnDevice final : public DeviceKvSegment {
 
 class SpectralOnDevice final : public DeviceKvSegment {
  public:
-  SpectralOnDevice(const SpectralSegment& source, DeviceBuffer bytes)
-      : DeviceKvSegment(source.tokens(), source.first_position(), bytes.size_bytes()),
-        layout_(source.layout()),
-        bytes_(std::move(bytes)) {
-    for (const Side side : {kKeys, kValues}) residual_share_[side] = source.residual_share(side);
+  SpectralOnDevice(const SpectralLayout& layout, DeviceBuffer bytes, int64_t first_position, double key_share,
+                   double value_share)
+      : DeviceKvSegment(layout.tokens, first_position, bytes.size_bytes()), layout_(layout), bytes_(std::move(bytes)) {
+    residual_share_[kKeys] = key_share;
+    residual_share_[kValues] = value_share;
   }
 
   int min_parts() const noexcept override { return kMinSpectralParts; }
@@ -132,7 +134,9 @@ Result<std::shared_ptr<const DeviceKvSegment>> Copy(const AnchorSegment& source,
 
 Result<std::shared_ptr<const DeviceKvSegment>> Copy(const SpectralSegment& source, Stream stream) {
   AKV_ASSIGN_OR_RETURN(DeviceBuffer buffer, CopyBytes(source.bytes(), stream));
-  return std::shared_ptr<const DeviceKvSegment>(std::make_shared<SpectralOnDevice>(source, std::move(buffer)));
+  return std::shared_ptr<const DeviceKvSegment>(
+      std::make_shared<SpectralOnDevice>(source.layout(), std::move(buffer), source.first_position(),
+                                         source.residual_share(kKeys), source.residual_share(kValues)));
 }
 
 Result<std::shared_ptr<const DeviceKvSegment>> Copy(const GatheredSegment& source, int kv_heads, int head_dim,
@@ -171,17 +175,23 @@ Result<std::shared_ptr<const DeviceKvSegment>> Decode(const Segment& source, int
                             stream);
 }
 
-// Enqueues a copy of token-major f32 rows without gaps; `memory` owns it.
-Result<HeadsView<const float>> DownloadRows(const DeviceHeads& rows, AlignedBuffer* memory, Stream stream) {
-  const int64_t width = rows.heads * rows.head_dim;
-  if (rows.type != Element::kF32 || rows.head_stride != rows.head_dim || rows.token_stride != width) {
-    return InvalidArgument("rows for the host must be f32 and token-major without gaps");
-  }
-  const size_t bytes = static_cast<size_t>(rows.tokens * width) * sizeof(float);
-  AKV_ASSIGN_OR_RETURN(*memory, AlignedBuffer::Make(bytes, "a layer's rows"));
-  AKV_RETURN_IF_ERROR(Download(memory->data(), rows.data, bytes, stream));
-  return HeadsView<const float>{memory->as<float>(), rows.heads,       rows.tokens,
-                                rows.head_dim,       rows.head_stride, rows.token_stride};
+// The compressor, made anew when it is too small.
+template <typename Compressor>
+Status Fit(const CompressorShape& shape, Compressor* compressor, Stream stream) {
+  if (compressor->Holds(shape)) return {};
+  AKV_RETURN_IF_ERROR(Synchronize(stream));
+  *compressor = Compressor();
+  AKV_ASSIGN_OR_RETURN(*compressor, Compressor::Make(shape));
+  return {};
+}
+
+Result<std::shared_ptr<const DeviceKvSegment>> CompressSpectral(const DeviceLayerInput& input, const RopeTable& rope,
+                                                                const CodecOptions& options, const LayerShape& shape,
+                                                                SpectralCompressor* compressor, Stream stream) {
+  DeviceSpectralLayer layer(input, options, compressor, stream);
+  AKV_ASSIGN_OR_RETURN(const SpectralLayout layout, CodeSpectral(shape, input.layer, rope, options, &layer));
+  return std::shared_ptr<const DeviceKvSegment>(std::make_shared<SpectralOnDevice>(
+      layout, layer.TakeBytes(), input.first_position, layer.coded_share(kKeys), layer.coded_share(kValues)));
 }
 
 }  // namespace
@@ -190,12 +200,17 @@ Result<SegmentImage> DeviceKvSegment::Image(Stream) const {
   return Unsupported("segments of this method cannot be stored; those of the profiles paper, blend and adaptive can");
 }
 
-Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input,
+Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input, const RopeTable& rope,
                                                                    const CodecOptions& options,
-                                                                   LayerCompressor* compressor, Stream stream) {
+                                                                   DeviceCompressors* compressors, Stream stream) {
   AKV_RETURN_IF_ERROR(Validate(options));
   const LayerShape shape{static_cast<int>(input.keys.heads), input.keys.head_dim, input.keys.tokens};
   AKV_ASSIGN_OR_RETURN(const Budget budget, PlanBudget(shape, options));
+  if (input.queries.tokens < options.window || shape.tokens <= options.window) {
+    return InvalidArgument(std::to_string(input.queries.tokens) + " window queries and " +
+                           std::to_string(shape.tokens) + " tokens; the window needs " +
+                           std::to_string(options.window) + " and fewer than the tokens");
+  }
   CompressorShape needed;
   needed.kv_heads = shape.kv_heads;
   needed.gqa_ratio = input.gqa_ratio();
@@ -203,11 +218,12 @@ Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceL
   needed.tokens = shape.tokens;
   needed.window = std::max(static_cast<int>(input.queries.tokens), options.window);
   needed.anchors = budget.anchors;
-  if (!compressor->Holds(needed)) {
-    AKV_RETURN_IF_ERROR(Synchronize(stream));
-    *compressor = LayerCompressor();
-    AKV_ASSIGN_OR_RETURN(*compressor, LayerCompressor::Make(needed));
+  if (options.profile == Profile::kAdaptive) {
+    AKV_RETURN_IF_ERROR(Fit(needed, &compressors->spectral, stream));
+    return CompressSpectral(input, rope, options, shape, &compressors->spectral, stream);
   }
+  LayerCompressor* const compressor = &compressors->anchor;
+  AKV_RETURN_IF_ERROR(Fit(needed, compressor, stream));
   SlotBudget slots;
   slots.anchors = budget.anchors;
   for (const Side side : {kKeys, kValues}) {
@@ -221,22 +237,6 @@ Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceL
   const auto share = [&](Side side) { return static_cast<double>(compressor->selected(side)) / vectors; };
   return std::shared_ptr<const DeviceKvSegment>(
       std::make_shared<AnchorOnDevice>(layout, std::move(bytes), input.first_position, share(kKeys), share(kValues)));
-}
-
-Result<std::shared_ptr<const DeviceKvSegment>> CompressLayerOnHost(const DeviceLayerInput& input, const RopeTable& rope,
-                                                                   const CodecOptions& options, const Backend& backend,
-                                                                   Stream stream) {
-  AlignedBuffer keys, values, queries;
-  LayerInput host;
-  host.layer = input.layer;
-  host.first_position = input.first_position;
-  host.rope = &rope;
-  AKV_ASSIGN_OR_RETURN(host.keys, DownloadRows(input.keys, &keys, stream));
-  AKV_ASSIGN_OR_RETURN(host.values, DownloadRows(input.values, &values, stream));
-  AKV_ASSIGN_OR_RETURN(host.queries, DownloadRows(input.queries, &queries, stream));
-  AKV_RETURN_IF_ERROR(Synchronize(stream));
-  AKV_ASSIGN_OR_RETURN(auto segment, CompressLayer(host, options, backend));
-  return ToDevice(std::move(segment), static_cast<int>(input.keys.heads), input.keys.head_dim, stream);
 }
 
 Result<std::shared_ptr<const DeviceKvSegment>> ToDevice(std::shared_ptr<const StoredSegment> segment, int kv_heads,

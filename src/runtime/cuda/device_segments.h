@@ -7,6 +7,7 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/compress.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/spectral_compress.h"
 #include "segment/segment.h"
 #include "store/segment_image.h"
 
@@ -42,18 +43,17 @@ class DeviceKvSegment : public StoredSegment {
 
 using DeviceSegments = std::vector<std::shared_ptr<const DeviceKvSegment>>;
 
-// Compresses a layer that is in device memory. Errors as of CompressLayer; waits for the stream. `compressor` is made
-// anew when it is too small.
-Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input,
-                                                                   const CodecOptions& options,
-                                                                   LayerCompressor* compressor, Stream stream);
+// The memory of compression, kept from layer to layer.
+struct DeviceCompressors {
+  LayerCompressor anchor;
+  SpectralCompressor spectral;
+};
 
-// The same for profiles that are compressed on the host for now (`adaptive`): copies the layer there, compresses it
-// with `backend` and copies the bytes back. Keys, values and queries must be f32 and token-major without gaps, prior
-// null.
-Result<std::shared_ptr<const DeviceKvSegment>> CompressLayerOnHost(const DeviceLayerInput& input, const RopeTable& rope,
-                                                                   const CodecOptions& options, const Backend& backend,
-                                                                   Stream stream);
+// Compresses a layer that is in device memory. Errors as of CompressLayer; waits for the stream. `rope` is input.rope
+// on the host. What is too small in `compressors` is made anew.
+Result<std::shared_ptr<const DeviceKvSegment>> CompressDeviceLayer(const DeviceLayerInput& input, const RopeTable& rope,
+                                                                   const CodecOptions& options,
+                                                                   DeviceCompressors* compressors, Stream stream);
 
 // A copy of a segment in host memory. Packed bytes and gathered rows are copied as they are; those of quantisers are
 // decoded on the host once, into 16-bit rows, and keep the byte bill of their codes. A segment that is in device memory
