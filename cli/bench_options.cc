@@ -31,7 +31,7 @@ Result<std::vector<BenchCache>> Caches(const BenchOptions& options) {
       continue;
     }
     std::vector<std::string> profiles = options.profiles;
-    if (profiles.empty()) profiles.emplace_back(Name(CodecOptions().profile));
+    if (profiles.empty()) profiles.emplace_back(Name(kDefaultProfile));
     for (const std::string& name : profiles) {
       MethodOptions typed = options.method;
       typed.profile = name;
@@ -75,7 +75,7 @@ void AddBenchOptions(CLI::App* app, BenchOptions* o) {
       ->delimiter(',')
       ->take_all()
       ->check(Number(1, kUnbounded));
-  app->add_option("--kv-profile", o->profiles, "paper | blend | adaptive, several with commas (default blend)")
+  app->add_option("--kv-profile", o->profiles, "paper | blend | adaptive, several with commas (default adaptive)")
       ->type_name("NAME,...")
       ->delimiter(',')
       ->take_all();

@@ -27,7 +27,7 @@ void Override(const std::optional<T>& given, T* value) {
 }  // namespace
 
 void AddMethodOptions(CLI::App* app, MethodOptions* o) {
-  app->add_option("--kv-profile", o->profile, "paper | blend | adaptive (default blend)")->type_name("NAME");
+  app->add_option("--kv-profile", o->profile, "paper | blend | adaptive (default adaptive)")->type_name("NAME");
   AddIngredientOptions(app, o);
 }
 
@@ -80,7 +80,7 @@ Result<double> ResolveTheta(const BudgetOptions& options) {
 }
 
 Result<Profile> ResolveProfile(const MethodOptions& options) {
-  Profile profile = CodecOptions().profile;
+  Profile profile = kDefaultProfile;
   AKV_RETURN_IF_ERROR(Override(options.profile, ParseProfile, "--kv-profile", &profile));
   return profile;
 }

@@ -56,6 +56,8 @@ Result<double> ResolveTheta(const BudgetOptions& options);
 
 // The profile's options with what was typed laid over them, validated. kInvalidArgument names the option.
 Result<CodecOptions> ResolveCodec(const MethodOptions& options, Profile profile, double theta);
+// What --kv-profile is where it is not given.
+inline constexpr Profile kDefaultProfile = Profile::kAdaptive;
 // The profile that was named, or the default one.
 Result<Profile> ResolveProfile(const MethodOptions& options);
 

@@ -15,9 +15,14 @@
 namespace anchorkv {
 namespace {
 
-// Halvings of the price's range: the first choice only says which tokens are worth being exact.
+// The logarithm of prices: its range, how far the final one may be from the draft's without another look, and the
+// halvings of the range. The draft only says which tokens are worth being exact.
+constexpr double kPriceSpan = 60.0;
+constexpr double kDraftSpan = 0.5;
 constexpr int kDraftSteps = 12;
 constexpr int kPriceSteps = 26;
+// Bytes that may be left over where another halving could spend them.
+constexpr int64_t kCloseEnough = 64;
 // Tokens that are exact because of what they would cost take at most this share of what is there for codes.
 constexpr double kExactShare = 0.4;
 
@@ -105,22 +110,32 @@ class SpectralCoder {
     return layer_.EstimateErrors(codes_);
   }
 
-  // The smallest price of a byte at which the vectors' bytes fit, found in `steps` halvings of its logarithm; 0 where
-  // all of them get their best. Where no price is high enough, nothing is coded.
+  // A price of a byte at which the vectors' bytes fit and little is left over, or the best that `steps` halvings of its
+  // logarithm find; 0 where all of them get their best. Where no price is high enough, nothing is coded.
   Status ChooseRates(int steps) {
     const int64_t available = AvailableBytes();
+    const double draft = price_;
     price_ = 0.0;
-    AKV_ASSIGN_OR_RETURN(const int64_t best, layer_.BytesAt(price_, /*keep=*/false));
-    if (best > available) {
+    AKV_ASSIGN_OR_RETURN(int64_t bytes, layer_.BytesAt(price_, /*keep=*/false));
+    if (bytes > available) {
       AKV_ASSIGN_OR_RETURN(const double most, layer_.LargestError());
       // At a price of `most` per byte nothing is bought. Prices differ by orders of magnitude: bisect their logarithm.
-      constexpr double kSpan = 60.0;  // natural logarithm of the range of prices
       double high = std::log(std::max(most, 1e-30));
-      double low = high - kSpan;
-      for (int step = 0; step < steps; ++step) {
-        const double middle = (low + high) / 2;
-        AKV_ASSIGN_OR_RETURN(const int64_t bytes, layer_.BytesAt(std::exp(middle), /*keep=*/false));
-        (bytes > available ? low : high) = middle;
+      double low = high - kPriceSpan;
+      const auto fits = [&](double log_price) -> Result<bool> {
+        AKV_ASSIGN_OR_RETURN(bytes, layer_.BytesAt(std::exp(log_price), /*keep=*/false));
+        (bytes > available ? low : high) = log_price;
+        return bytes <= available;
+      };
+      // The price of the draft is near.
+      if (draft > 0.0) {
+        const double near = std::log(draft);
+        AKV_ASSIGN_OR_RETURN(const bool below, fits(std::clamp(near + kDraftSpan, low, high)));
+        if (below) AKV_RETURN_IF_ERROR(fits(std::clamp(near - kDraftSpan, low, high)).status());
+      }
+      const double finest = kPriceSpan / std::exp2(steps);
+      while (high - low > finest && (bytes > available || available - bytes > kCloseEnough)) {
+        AKV_RETURN_IF_ERROR(fits((low + high) / 2).status());
       }
       price_ = std::exp(high);
     }

@@ -85,12 +85,14 @@ void SetBasis(const Eigen::MatrixXd& moments, SideCode* code) {
   SetOrder(AllCoordinates(static_cast<size_t>(dims)), std::vector<double>(spread.data(), spread.data() + dims),
            std::vector<double>(static_cast<size_t>(dims), 1.0), code);
   code->analysis.resize(static_cast<size_t>(dims * dims));
+  code->transposed.resize(static_cast<size_t>(dims * dims));
   for (int i = 0; i < dims; ++i) {
     const auto at = static_cast<size_t>(i);
     const int axis = code->order[at];
     for (int d = 0; d < dims; ++d) {
-      code->analysis[at * static_cast<size_t>(dims) + static_cast<size_t>(d)] =
-          static_cast<float>(coordinates(axis, d)) * code->units[at];
+      const float x = static_cast<float>(coordinates(axis, d)) * code->units[at];
+      code->analysis[static_cast<size_t>(i * dims + d)] = x;
+      code->transposed[static_cast<size_t>(d * dims + i)] = x;
     }
     code->deviations[at] *= static_cast<float>(rounding[axis]);
     code->basis.insert(code->basis.end(), steps.begin() + axis * dims, steps.begin() + (axis + 1) * dims);

@@ -29,6 +29,7 @@ struct SideCode {
   std::vector<uint8_t> order;     // [D], or empty with a basis
   std::vector<int8_t> basis;      // [D, D], or empty
   std::vector<float> analysis;    // [D, D], with a basis: u = analysis (x - mean)
+  std::vector<float> transposed;  // [D, D] analysis, its columns one after the other
   std::vector<float> units;       // [D] else: u_i = units[i] (x - mean)[order[i]], keys after RoPE
   CodeRuns runs[kSpectralRates];
 };

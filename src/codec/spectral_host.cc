@@ -1,6 +1,5 @@
 #include "codec/spectral_host.h"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,14 +7,10 @@
 
 #include "base/half.h"
 #include "format/error_model.h"
+#include "format/layer_kernels.h"
 #include "format/spectral_code.h"
 
 namespace anchorkv {
-namespace {
-
-using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-}  // namespace
 
 HostSpectralLayer::HostSpectralLayer(const LayerInput& input, const CodecOptions& options, const Backend& backend)
     : input_(input),
@@ -37,7 +32,11 @@ Status HostSpectralLayer::Observe() {
   AttentionStats stats;
   HeadScores scores;
   AKV_RETURN_IF_ERROR(backend_.Score(input_, &stats, &scores));
-  return backend_.Importance(input_, options_, stats, importance_);
+  AKV_RETURN_IF_ERROR(backend_.Importance(input_, options_, stats, importance_));
+  for (const Side side : {kKeys, kValues}) {
+    for (int head = 0; head < kv_heads_; ++head) sums_[side].push_back(SumAll(side, head));
+  }
+  return {};
 }
 
 Result<std::vector<double>> HostSpectralLayer::QueryEnergies() {
@@ -61,27 +60,62 @@ Status HostSpectralLayer::SetExact(const std::vector<uint32_t>& positions) {
   return {};
 }
 
-std::vector<float> HostSpectralLayer::Mean(Side side, int head) const {
-  const auto dims = static_cast<size_t>(head_dim_);
-  std::vector<double> sums(static_cast<size_t>(chunks()) * dims, 0.0);
-  std::vector<int64_t> counts(static_cast<size_t>(chunks()), 0);
+float HostSpectralLayer::Weight(int head, int64_t t) const { return std::sqrt(importance_[kValues].head(head)[t]); }
+
+void HostSpectralLayer::Sums::Add(const float* vector, float w, double sign) {
+  const double signed_weight = sign * double{w};
+  weight += signed_weight;
+  for (size_t d = 0; d < x.size(); ++d) {
+    const double at = double{vector[d]};
+    const double weighted = signed_weight * at;
+    x[d] += sign * at;
+    wx[d] += weighted;
+    wxx[d] += weighted * at;
+  }
+}
+
+void HostSpectralLayer::Sums::Add(const Sums& other) {
+  weight += other.weight;
+  for (size_t d = 0; d < x.size(); ++d) {
+    x[d] += other.x[d];
+    wx[d] += other.wx[d];
+    wxx[d] += other.wxx[d];
+  }
+}
+
+HostSpectralLayer::Sums HostSpectralLayer::SumAll(Side side, int head) const {
+  const std::vector<double> zero(static_cast<size_t>(head_dim_), 0.0);
+  std::vector<Sums> parts(static_cast<size_t>(chunks()), Sums{0.0, zero, zero, zero});
   ForEachChunk([&](int64_t c, int64_t first, int64_t last) {
-    double* sum = sums.data() + static_cast<size_t>(c) * dims;
     for (int64_t t = first; t < last; ++t) {
-      if (IsExact(head, t)) continue;
-      const float* x = vectors(side).row(head, t);
-      for (size_t d = 0; d < dims; ++d) sum[d] += x[d];
-      ++counts[static_cast<size_t>(c)];
+      parts[static_cast<size_t>(c)].Add(vectors(side).row(head, t), Weight(head, t), 1.0);
     }
   });
-  const int64_t count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  std::vector<float> mean(dims, 0.0f);
-  for (size_t d = 0; d < dims && count > 0; ++d) {
-    double sum = 0.0;
-    for (size_t c = 0; c < static_cast<size_t>(chunks()); ++c) sum += sums[c * dims + d];
-    mean[d] = static_cast<float>(sum / static_cast<double>(count));
+  for (size_t c = 1; c < parts.size(); ++c) parts[0].Add(parts[c]);
+  return std::move(parts[0]);
+}
+
+SideStatistics HostSpectralLayer::Statistics(Side side, int head) const {
+  // What is left of a sum when everything has been taken off.
+  constexpr double kNothing = 1e-12;
+  const Sums& all = sums_[side][static_cast<size_t>(head)];
+  Sums rest = all;
+  const size_t per_head = exact_.size() / static_cast<size_t>(kv_heads_);
+  for (size_t i = 0; i < per_head; ++i) {
+    const int64_t t = exact_[static_cast<size_t>(head) * per_head + i];
+    rest.Add(vectors(side).row(head, t), Weight(head, t), -1.0);
   }
-  return mean;
+  const auto count = static_cast<double>(tokens_ - static_cast<int64_t>(per_head));
+  const bool weighs = count > 0.0 && rest.weight > kNothing * all.weight;
+  SideStatistics out;
+  for (size_t d = 0; d < rest.x.size(); ++d) {
+    const auto mean = count > 0.0 ? static_cast<float>(rest.x[d] / count) : 0.0f;
+    const double m = double{mean};
+    out.mean.push_back(mean);
+    const double squares = rest.wxx[d] - 2.0 * m * rest.wx[d] + m * m * rest.weight;
+    out.moments.push_back(weighs ? std::max(squares, 0.0) / rest.weight : 0.0);
+  }
+  return out;
 }
 
 void HostSpectralLayer::Centre(Side side, int head, int64_t first, int64_t last, const std::vector<float>& mean,
@@ -94,47 +128,41 @@ void HostSpectralLayer::Centre(Side side, int head, int64_t first, int64_t last,
   }
 }
 
-std::vector<double> HostSpectralLayer::Moments(Side side, int head, const std::vector<float>& mean,
-                                               bool diagonal) const {
-  const auto columns = static_cast<Eigen::Index>(diagonal ? 1 : head_dim_);
-  std::vector<Eigen::MatrixXf> sums(static_cast<size_t>(chunks()));
+std::vector<double> HostSpectralLayer::FullMoments(Side side, int head, const std::vector<float>& mean) const {
+  const auto size = static_cast<size_t>(head_dim_ * head_dim_);
+  std::vector<std::vector<float>> sums(static_cast<size_t>(chunks()), std::vector<float>(size));
   std::vector<double> weights(static_cast<size_t>(chunks()), 0.0);
   ForEachChunk([&](int64_t c, int64_t first, int64_t last) {
-    std::vector<float> centred;
-    Centre(side, head, first, last, mean, &centred);
-    const Eigen::Map<const Matrix> x(centred.data(), last - first, head_dim_);
-    Eigen::VectorXf w(last - first);
+    std::vector<float> x, weighted;
+    Centre(side, head, first, last, mean, &x);
+    weighted.resize(x.size());
     for (int64_t t = first; t < last; ++t) {
-      // How much its error matters: the root mean square weight it may get.
-      w[t - first] = IsExact(head, t) ? 0.0f : std::sqrt(importance_[kValues].head(head)[t]);
+      const float w = IsExact(head, t) ? 0.0f : Weight(head, t);
+      weights[static_cast<size_t>(c)] += double{w};
+      const float* from = x.data() + (t - first) * head_dim_;
+      float* to = weighted.data() + (t - first) * head_dim_;
+      for (int d = 0; d < head_dim_; ++d) to[d] = w * from[d];
     }
-    weights[static_cast<size_t>(c)] = w.cast<double>().sum();
-    Eigen::MatrixXf& sum = sums[static_cast<size_t>(c)];
-    if (diagonal) {
-      sum = (x.array().square().colwise() * w.array()).colwise().sum().transpose().matrix();
-    } else {
-      const Matrix weighted = w.asDiagonal() * x;
-      sum = weighted.transpose() * x;
-    }
+    SumProducts({weighted.data(), 1, head_dim_}, x.data(), head_dim_, head_dim_, last - first,
+                sums[static_cast<size_t>(c)].data());
   });
-  Eigen::MatrixXd total = Eigen::MatrixXd::Zero(head_dim_, columns);
+  std::vector<double> total(size, 0.0);
   double weight = 0.0;
   for (size_t c = 0; c < sums.size(); ++c) {
-    total += sums[c].cast<double>();
+    for (size_t i = 0; i < size; ++i) total[i] += double{sums[c][i]};
     weight += weights[c];
   }
-  if (weight > 0.0) total /= weight;
-  return std::vector<double>(total.data(), total.data() + total.size());
+  for (double& x : total) x = weight > 0.0 ? x / weight : x;
+  return total;
 }
 
 Status HostSpectralLayer::Measure(bool basis, std::vector<SideStatistics> out[2]) {
   for (const Side side : {kKeys, kValues}) {
     out[side].clear();
     for (int head = 0; head < kv_heads_; ++head) {
-      SideStatistics statistics;
-      statistics.mean = Mean(side, head);
-      statistics.moments = Moments(side, head, statistics.mean, /*diagonal=*/side == kKeys || !basis);
-      out[side].push_back(std::move(statistics));
+      out[side].push_back(Statistics(side, head));
+      SideStatistics& own = out[side].back();
+      if (side == kValues && basis) own.moments = FullMoments(side, head, own.mean);
     }
   }
   return {};
@@ -146,9 +174,7 @@ void HostSpectralLayer::Form(Side side, int head, const SideCode& code, int64_t 
   Centre(side, head, first, last, code.mean, &x);
   u->resize(x.size());
   if (code.order.empty()) {
-    const Eigen::Map<const Matrix> analysis(code.analysis.data(), head_dim_, head_dim_);
-    Eigen::Map<Matrix>(u->data(), last - first, head_dim_).noalias() =
-        Eigen::Map<const Matrix>(x.data(), last - first, head_dim_) * analysis.transpose();
+    SumProducts({x.data(), head_dim_, 1}, code.transposed.data(), last - first, head_dim_, head_dim_, u->data());
     return;
   }
   float* from = x.data();

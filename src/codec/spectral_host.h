@@ -48,8 +48,20 @@ class HostSpectralLayer final : public SpectralLayer {
   bool IsExact(int head, int64_t t) const { return is_exact_[At(head, t)] != 0; }
   const HeadsView<const float>& vectors(Side side) const { return side == kKeys ? input_.keys : input_.values; }
 
-  std::vector<float> Mean(Side side, int head) const;
-  std::vector<double> Moments(Side side, int head, const std::vector<float>& mean, bool diagonal) const;
+  // Sums over positions of vectors x and their weights w, the root of what errors of values cost.
+  struct Sums {
+    double weight = 0.0;
+    std::vector<double> x, wx, wxx;  // [D]
+    // Adds or, with sign -1, takes away.
+    void Add(const float* vector, float w, double sign);
+    void Add(const Sums& other);
+  };
+  Sums SumAll(Side side, int head) const;
+  // Mean and diagonal moments of what is not exact.
+  SideStatistics Statistics(Side side, int head) const;
+  // [D, D] instead.
+  std::vector<double> FullMoments(Side side, int head, const std::vector<float>& mean) const;
+  float Weight(int head, int64_t t) const;
   // Vectors of [first, last) without their mean, x [last - first, D].
   void Centre(Side side, int head, int64_t first, int64_t last, const std::vector<float>& mean,
               std::vector<float>* x) const;
@@ -69,6 +81,7 @@ class HostSpectralLayer final : public SpectralLayer {
   std::vector<uint32_t> exact_;    // [H, k]
   std::vector<uint8_t> is_exact_;  // [H, S]
   HeadScores importance_[2];
+  std::vector<Sums> sums_[2];  // [H] over all positions
   SpectralRates rates_;
   AlignedBuffer bytes_;
 };

@@ -1,7 +1,8 @@
 #include "codec/spectral_rates.h"
 
 #include <algorithm>
-#include <numeric>
+
+#include "format/layer_kernels.h"
 
 namespace anchorkv {
 
@@ -20,9 +21,9 @@ void SpectralRates::SetBytes(Side side, int head, const CodeRuns* runs) {
 }
 
 int64_t SpectralRates::BytesAt(double price, bool keep) {
-  constexpr int64_t kBlock = 512;
+  constexpr int64_t kBlock = 2048;
   // Blocks that are worth a parallel loop.
-  constexpr int64_t kManyBlocks = 64;
+  constexpr int64_t kManyBlocks = 16;
   const auto tokens = static_cast<int64_t>(tokens_);
   const int64_t blocks = (tokens + kBlock - 1) / kBlock;
   const int64_t jobs = 2 * static_cast<int64_t>(heads_) * blocks;
@@ -33,27 +34,16 @@ int64_t SpectralRates::BytesAt(double price, bool keep) {
     const Side side = row < static_cast<int64_t>(heads_) ? kKeys : kValues;
     const int head = static_cast<int>(row % static_cast<int64_t>(heads_));
     const int64_t first = job % blocks * kBlock;
-    const int64_t count = std::min(kBlock, tokens - first);
-    float least[kBlock];
-    int32_t bytes[kBlock];
-    std::copy_n(errors(side, head, 0) + first, count, least);
-    std::fill_n(bytes, count, 0);
-    uint8_t* rates = rates_.data() + RowAt(side, head) + first;
-    if (keep) std::fill_n(rates, count, uint8_t{0});
-    for (int r = 1; r < kSpectralRates; ++r) {
-      const float* error = errors(side, head, r) + first;
-      const int32_t own = BytesOf(side, head, r);
-      const auto cost = static_cast<float>(price * own);
-      for (int64_t i = 0; keep && i < count; ++i)
-        rates[i] = error[i] + cost < least[i] ? static_cast<uint8_t>(r) : rates[i];
-      for (int64_t i = 0; i < count; ++i) {
-        const float sum = error[i] + cost;
-        const bool better = sum < least[i];
-        least[i] = better ? sum : least[i];
-        bytes[i] = better ? own : bytes[i];
-      }
+    const float* own[kSpectralRates];
+    float costs[kSpectralRates];
+    int32_t bytes[kSpectralRates];
+    for (int r = 0; r < kSpectralRates; ++r) {
+      own[r] = errors(side, head, r) + first;
+      bytes[r] = BytesOf(side, head, r);
+      costs[r] = static_cast<float>(price * bytes[r]);
     }
-    total += std::accumulate(bytes, bytes + count, int64_t{0});
+    total += ChooseCheapest(own, costs, bytes, kSpectralRates, std::min(kBlock, tokens - first),
+                            keep ? rates_.data() + RowAt(side, head) + first : nullptr);
   }
   return total;
 }

@@ -66,27 +66,30 @@ void WalkPathsPlainly(bool trace, const float* weight, const CodeRuns& runs, Pat
   });
 }
 
+void TracePathsPlainly(const CodeRuns& runs, const PathSums& paths, const int* states, uint8_t (*codes)[kPathLanes]) {
+  for (int lane = 0; lane < kPathLanes; ++lane) {
+    int state = states[lane];
+    int i = runs.coordinates();
+    for (int bits = 1; bits <= kMaxCodeBits; ++bits) {
+      for (int n = kCodeGroup * runs.groups[kMaxCodeBits - bits]; n > 0; --n) {
+        --i;
+        const int window = state | static_cast<int>(paths.older[i][lane] >> state & 1) * kPathStates;
+        codes[i][lane] = static_cast<uint8_t>(Reversed(window & ((1 << bits) - 1), bits));
+        state = window >> bits;
+        for (int kept = kTrellisWindows >> bits; kept < kPathStates; kept *= 2) {
+          if ((paths.before[i][lane] >> (kept + state) & 1) != 0) state += kept;
+        }
+      }
+    }
+  }
+}
+
 PathSearch::PathSearch(const float* weight, const CodeRuns& runs) noexcept : weight_(weight), runs_(runs) {}
 
 void PathSearch::Load(const float* const* u, const float* units, int lanes) noexcept {
   for (int lane = 0; lane < kPathLanes; ++lane) {
     const float inverse = lane < lanes && units[lane] > 0.0f ? 1.0f / units[lane] : 0.0f;
     for (int i = 0; i < runs_.coordinates(); ++i) paths_.u[i][lane] = lane < lanes ? u[lane][i] * inverse : 0.0f;
-  }
-}
-
-void PathSearch::Trace(int lane, int state, uint8_t* codes) const noexcept {
-  int i = runs_.coordinates();
-  for (int bits = 1; bits <= kMaxCodeBits; ++bits) {
-    for (int n = kCodeGroup * runs_.groups[kMaxCodeBits - bits]; n > 0; --n) {
-      --i;
-      const int window = state | static_cast<int>(paths_.older[i][lane] >> state & 1) * kPathStates;
-      codes[i] = static_cast<uint8_t>(Reversed(window & ((1 << bits) - 1), bits));
-      state = window >> bits;
-      for (int kept = kTrellisWindows >> bits; kept < kPathStates; kept *= 2) {
-        if ((paths_.before[i][lane] >> (kept + state) & 1) != 0) state += kept;
-      }
-    }
   }
 }
 
@@ -132,14 +135,23 @@ void PathSearch::Close(const int* end, const float* units, int lanes, uint8_t* c
     }
   }
   WalkPaths(/*trace=*/true, weight_, runs_, &paths_);
+  int best[kPathLanes] = {};
   for (int lane = 0; lane < lanes; ++lane) {
-    if (!(units[lane] > 0.0f)) {
-      std::fill_n(codes + lane * stride, runs_.coordinates(), uint8_t{0});
-      continue;
+    best[lane] = end[lane] & seen;
+    for (int s = best[lane]; s < kPathStates; s += seen + 1) {
+      best[lane] = paths_.sums[s][lane] < paths_.sums[best[lane]][lane] ? s : best[lane];
     }
-    int best = end[lane] & seen;
-    for (int s = best; s < kPathStates; s += seen + 1) best = paths_.sums[s][lane] < paths_.sums[best][lane] ? s : best;
-    Trace(lane, best, codes + lane * stride);
+  }
+  uint8_t traced[kMaxHeadDim][kPathLanes];
+  TracePaths(runs_, paths_, best, traced);
+  const int coded = runs_.coordinates();
+  for (int lane = 0; lane < lanes; ++lane) {
+    uint8_t* row = codes + lane * stride;
+    if (units[lane] > 0.0f) {
+      for (int i = 0; i < coded; ++i) row[i] = traced[i][lane];
+    } else {
+      std::fill_n(row, coded, uint8_t{0});
+    }
   }
 }
 

@@ -27,6 +27,11 @@ struct PathSums {
 void WalkPaths(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths);
 void WalkPathsPlainly(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths);
 
+// The way back from a state of each lane after the last coordinate, by the decisions that a walk has kept:
+// codes[i][lane], the own bits of every coordinate. Lanes whose decisions mean nothing get some codes.
+void TracePaths(const CodeRuns& runs, const PathSums& paths, const int* states, uint8_t (*codes)[kPathLanes]);
+void TracePathsPlainly(const CodeRuns& runs, const PathSums& paths, const int* states, uint8_t (*codes)[kPathLanes]);
+
 // Levels of the windows of `bits`-bit coordinates in the order of PathSums, factor included.
 struct PathLevels {
   explicit PathLevels(int bits) noexcept;
@@ -55,8 +60,6 @@ class PathSearch {
   int SeenMask() const noexcept;
   // The best path of each lane from the states that agree with end[lane] in what is seen, to one of them.
   void Close(const int* end, const float* units, int lanes, uint8_t* codes, int64_t stride) noexcept;
-  // The way of one lane back from a state.
-  void Trace(int lane, int state, uint8_t* codes) const noexcept;
   // The state in which a code ends.
   int EndOf(const uint8_t* codes) const noexcept;
 

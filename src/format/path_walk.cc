@@ -1,5 +1,5 @@
-// WalkPaths of format/path_search.h for the best SIMD target there is, one lane per vector. Unfused arithmetic, like
-// everything that decides stored bytes.
+// WalkPaths and TracePaths of format/path_search.h for the best SIMD target there is, one lane per vector. Unfused
+// arithmetic, like everything that decides stored bytes.
 #include "format/path_search.h"
 #include "format/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -83,7 +83,53 @@ void WalkRun(const float* weight, int bits, int first, int last, PathSums* paths
   }
 }
 
+// A lane's state goes back over coordinates [first, last).
+template <int kBits>
+HWY_INLINE Bits TraceRun(const PathSums& paths, int lane, int first, int last, Bits state,
+                         uint8_t (*HWY_RESTRICT codes)[kPathLanes]) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const hn::Rebind<uint8_t, FloatTag> bytes;
+  const Bits one = hn::Set(du, 1);
+  for (int i = last - 1; i >= first; --i) {
+    const Bits older = hn::And(hn::Shr(hn::Load(du, paths.older[i] + lane), state), one);
+    const Bits window = hn::Or(state, hn::ShiftLeft<kTrellisBits - 1>(older));
+    Bits own = hn::Zero(du);
+    for (int b = 0; b < kBits; ++b) {
+      const Bits bit = hn::And(hn::ShiftRightSame(window, b), one);
+      own = hn::Or(own, hn::ShiftLeftSame(bit, kBits - 1 - b));
+    }
+    hn::StoreU(hn::TruncateTo(bytes, own), bytes, codes[i] + lane);
+    state = hn::ShiftRight<kBits>(window);
+    const Bits before = hn::Load(du, paths.before[i] + lane);
+    for (uint32_t kept = kTrellisWindows >> kBits; kept < kPathStates; kept *= 2) {
+      const Bits kept_bits = hn::Set(du, kept);
+      const Bits better = hn::And(hn::Shr(before, hn::Add(state, kept_bits)), one);
+      state = hn::Add(state, hn::IfThenElseZero(hn::Ne(better, hn::Zero(du)), kept_bits));
+    }
+  }
+  return state;
+}
+
 }  // namespace
+
+void Trace(const CodeRuns& runs, const PathSums& paths, const int* states, uint8_t (*codes)[kPathLanes]) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const hn::RebindToSigned<FloatTag> di;
+  for (int lane = 0; lane < kPathLanes; lane += kLanes) {
+    Bits state = hn::BitCast(du, hn::LoadU(di, states + lane));
+    int last = runs.coordinates();
+    const auto back = [&](auto width) HWY_ATTR {
+      constexpr int kBits = decltype(width)::value;
+      const int first = last - kCodeGroup * runs.groups[kMaxCodeBits - kBits];
+      state = TraceRun<kBits>(paths, lane, first, last, state, codes);
+      last = first;
+    };
+    back(std::integral_constant<int, 1>());
+    back(std::integral_constant<int, 2>());
+    back(std::integral_constant<int, 3>());
+    back(std::integral_constant<int, 4>());
+  }
+}
 
 void Walk(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths) {
   ForEachRun(runs, [&](int bits, int first, int last) {
@@ -99,6 +145,11 @@ HWY_AFTER_NAMESPACE();
 namespace anchorkv {
 
 HWY_EXPORT(Walk);
+HWY_EXPORT(Trace);
+
+void TracePaths(const CodeRuns& runs, const PathSums& paths, const int* states, uint8_t (*codes)[kPathLanes]) {
+  HWY_DYNAMIC_DISPATCH(Trace)(runs, paths, states, codes);
+}
 
 void WalkPaths(bool trace, const float* weight, const CodeRuns& runs, PathSums* paths) {
   HWY_DYNAMIC_DISPATCH(Walk)(trace, weight, runs, paths);

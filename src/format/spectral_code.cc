@@ -163,15 +163,23 @@ void QuantizeSpectral(const float* const* u, int count, const float* weight, con
 }
 
 void PackSpectral(const uint8_t* codes, const CodeRuns& runs, uint8_t* out) noexcept {
-  std::fill_n(out, runs.code_bytes(), uint8_t{0});
-  int at = 0;  // bits
+  uint64_t waiting = 0;  // bits that are not written yet
+  int count = 0;
+  uint8_t* const end = out + runs.code_bytes();
+  const auto write = [&](int bytes) {
+    for (int i = 0; i < bytes; ++i) *out++ = static_cast<uint8_t>(waiting >> (8 * i));
+    waiting >>= 8 * bytes;
+    count -= 8 * bytes;
+  };
   ForEachRun(runs, [&](int bits, int first, int last) {
-    for (int i = first; i < last; ++i, at += bits) {
-      const auto field = static_cast<unsigned>(codes[i]) << (at % 8);
-      out[at / 8] = static_cast<uint8_t>(out[at / 8] | field);
-      if (at % 8 + bits > 8) out[at / 8 + 1] = static_cast<uint8_t>(out[at / 8 + 1] | field >> 8);
+    for (int i = first; i < last; ++i) {
+      waiting |= uint64_t{codes[i]} << count;
+      count += bits;
+      if (count >= 32) write(4);
     }
   });
+  if (count > 0) write((count + 7) / 8);
+  std::fill(out, end, uint8_t{0});
 }
 
 void UnpackSpectral(const uint8_t* code, const CodeRuns& runs, float* levels) noexcept {

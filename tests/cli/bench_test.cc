@@ -114,7 +114,7 @@ std::string Text(const Result<BenchPlan>& plan) {
 
 TEST(BenchPlanTest, Defaults) {
   const auto plan = Plan({});
-  EXPECT_EQ(Text(plan), "pp512 blend 4, tg128");
+  EXPECT_EQ(Text(plan), "pp512 adaptive 4, tg128");
   EXPECT_EQ(plan->context, 512);
   EXPECT_EQ(plan->threads, std::vector<int>({0}));
 }
@@ -138,7 +138,7 @@ TEST(BenchPlanTest, EveryDepthCacheAndRatio) {
 TEST(BenchPlanTest, ShortPromptsAreExactAndOnceOnly) {
   EXPECT_EQ(Text(Plan({"-p", "511", "-n", "0", "--kv-ratio", "4,8"})), "pp511");
   EXPECT_EQ(Text(Plan({"-p", "511", "-n", "0", "--kv-ratio", "4,8", "--kv-min-tokens", "100"})),
-            "pp511 blend 4, pp511 blend 8");
+            "pp511 adaptive 4, pp511 adaptive 8");
 }
 
 TEST(BenchPlanTest, WhatIsWrongIsNamed) {

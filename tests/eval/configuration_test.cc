@@ -37,7 +37,7 @@ TEST(Configuration, OptionsOfTheNameLieOverTheTypedOnes) {
   cli::MethodOptions typed;
   typed.window = 16;
   typed.rank = "norm";
-  const auto all = Parse({"anchorkv:rank=random:no-hadamard:per-head@20", "anchorkv@8"}, {10}, typed);
+  const auto all = Parse({"anchorkv:blend:rank=random:no-hadamard:per-head@20", "anchorkv:blend@8"}, {10}, typed);
   ASSERT_TRUE(all.ok()) << all.status().message();
   ASSERT_EQ(all->size(), 2u);
   const Configuration& first = all->front();

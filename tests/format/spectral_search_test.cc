@@ -156,6 +156,10 @@ TEST(SpectralSearch, WalksAreThePlainOne) {
     const auto before = std::make_unique<PathSums>(*paths);
     *plain = *paths;
     WalkPathsPlainly(trace, weight.data(), runs, plain.get());
+    int states[kPathLanes];
+    for (int& state : states) state = static_cast<int>(random.Below(kPathStates));
+    uint8_t back[kMaxHeadDim][kPathLanes] = {};
+    if (trace) TracePathsPlainly(runs, *plain, states, back);
     for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
       SCOPED_TRACE(hwy::TargetName(target));
       hwy::SetSupportedTargetsForTest(target);
@@ -166,6 +170,10 @@ TEST(SpectralSearch, WalksAreThePlainOne) {
         EXPECT_EQ(0, std::memcmp(paths->older[i], plain->older[i], sizeof(paths->older[i]))) << trial << " " << i;
         EXPECT_EQ(0, std::memcmp(paths->before[i], plain->before[i], sizeof(paths->before[i]))) << trial << " " << i;
       }
+      if (!trace) continue;
+      uint8_t codes[kMaxHeadDim][kPathLanes] = {};
+      TracePaths(runs, *paths, states, codes);
+      EXPECT_EQ(0, std::memcmp(codes, back, sizeof(codes))) << trial;
     }
   }
   hwy::SetSupportedTargetsForTest(0);
