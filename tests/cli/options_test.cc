@@ -87,7 +87,7 @@ TEST(RunOptionsTest, Defaults) {
   EXPECT_EQ(Parse({"-m", "x", "-p", "q"}, &options), "");
   const CacheConfig config = ResolveCache(options, {}).value();
   EXPECT_TRUE(config.compress);
-  EXPECT_EQ(config.codec.profile, Profile::kBlend);
+  EXPECT_EQ(config.codec.profile, Profile::kAdaptive);
   EXPECT_EQ(config.codec.theta, 0.25);
   EXPECT_EQ(config.min_tokens, 512);
   EXPECT_EQ(config.tail_limit, 0);

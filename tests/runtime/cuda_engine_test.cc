@@ -247,7 +247,7 @@ TEST_P(CudaEngine, CompressesAsTheCpuDoes) {
   EXPECT_LT(Difference(reference, Decoded(device_.get(), std::move(*actual))), 0.05 + GetParam().tolerance);
 }
 
-// The host compresses this profile for both engines; the GPU reads the bytes, in records and when a cache is prefilled.
+// In records and when a cache is prefilled.
 TEST_P(CudaEngine, AdaptiveSegmentsAnswerAsOnTheCpu) {
   constexpr double kFused = 5e-3;  // what f16 levels and weights of the fused kernel do to logits
   const CodecOptions codec = Codec(0.5, Profile::kAdaptive);
