@@ -210,5 +210,51 @@ class GetData(Scratch):
         self.assertEqual([path.name for path in (self.folder / "data").iterdir()], [".lock"])
 
 
+class Reproduce(Scratch):
+    """With a program that writes down what it was asked and waits."""
+
+    def setUp(self):
+        super().setUp()
+        self.program = self.write("anchorkv", "#!/bin/sh\necho \"$@\" > \"$(dirname $0)/asked\"\n"
+                                  "[ -e \"$(dirname $0)/wait\" ] && exec sleep 60\nexit 0\n")
+        self.program.chmod(0o755)
+
+    def reproduce(self, *arguments):
+        command = [sys.executable, TOOLS.parent / "eval" / "reproduce", "--program", self.program, "-o",
+                   self.folder / "results", *arguments]
+        return subprocess.run([str(x) for x in command], capture_output=True, text=True, check=False, timeout=50)
+
+    def test_suites_are_listed_with_their_cost(self):
+        result = self.reproduce("--list")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for name in ("ruler16k", "niah64", "ablation", "ppl"):
+            self.assertRegex(result.stdout, rf"(?m)^{name} .* (min|h) ")
+
+    def test_one_command_with_what_was_replaced(self):
+        result = self.reproduce("--suite", "ruler16k-ours", "-m", "some/model.gguf", "--samples", 3, "-c", 4096,
+                                "--shard", "1/4", "--protocol", "aware")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        asked = (self.folder / "asked").read_text(encoding="utf-8")
+        self.assertIn("--samples 3 ", asked)
+        self.assertIn("-c 4096 ", asked)
+        self.assertIn("results/ruler16k-ours-model.1-of-4.jsonl --protocol aware", asked)
+        self.assertIn(asked.strip(), result.stdout)
+
+    def test_stops_when_the_time_is_over(self):
+        self.write("wait", "")
+        result = self.reproduce("--suite", "cosine", "-m", "model.gguf", "--minutes", 0.01)
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("the same command goes on from here", result.stdout)
+
+    def test_mistakes_are_named(self):
+        for arguments, message in (((), "--suite NAME and -m GGUF are needed"),
+                                   (("--suite", "cosine", "-m", "x", "--minutes", 0), "--minutes 0: it must be more than 0"),
+                                   (("--suite", "cosine", "-m", "x", "--program", "nowhere"), "nowhere is missing"),
+                                   (("--suite", "ppl", "-m", "x", "--data", self.folder), "no speeches in")):
+            result = self.reproduce(*arguments)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(message, result.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()
