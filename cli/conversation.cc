@@ -49,7 +49,7 @@ Result<std::unique_ptr<Conversation>> Conversation::Resume(const RunOptions& opt
   AKV_RETURN_IF_ERROR(self->CheckRoom(static_cast<int64_t>(self->document_.size())));
   AKV_RETURN_IF_ERROR(self->LoadEngine(info));
   self->config_ = context.config;
-  self->config_.tail_limit = options.tail_limit;
+  self->config_.LimitTail(options.tail_limit);
   ResetAllocationPeak();
   AKV_ASSIGN_OR_RETURN(self->cache_, self->engine_->Restore(self->config_, context.layers));
   self->bill_ = self->cache_->bill();

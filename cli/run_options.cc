@@ -171,6 +171,7 @@ void AddServeOptions(CLI::App* app, RunOptions* o) {
   AddBudgetOptions(app, &o->budget);
   app->get_option("--kv-ratio")
       ->description("Compress prompts this much unless a request says otherwise (kv_ratio); default 1: exact");
+  AddTailLimit(app, o);
   AddMethodOptions(app, &o->method);
   AddContext(app, o);
   AddPredict(app, o);
@@ -206,7 +207,7 @@ Result<CacheConfig> ResolveCache(const RunOptions& o, CacheConfig config) {
   AKV_ASSIGN_OR_RETURN(const Profile profile, ResolveProfile(o.method));
   AKV_ASSIGN_OR_RETURN(config.codec, ResolveCodec(o.method, profile, theta));
   config.tail_type = o.tail_type == "f32" ? DenseType::kF32 : DenseType::kF16;
-  config.tail_limit = o.tail_limit;
+  config.LimitTail(o.tail_limit);
   config.min_tokens = o.method.min_tokens;
   return config;
 }

@@ -49,20 +49,30 @@ void ContextPool::WriteToSecond() {
       next = std::move(pending_.front());
       pending_.pop_front();
     }
-    NoteSecond(second_->Put(next.first, next.second));
+    const Status status = second_->Put(next.first, next.second);
+    NoteSecond(Use::kWrite, status);
+    if (!status.ok()) continue;
+    // An upload that can be had back need not stay in memory.
+    const std::lock_guard lock(mutex_);
+    if (const auto pinned = pinned_.find(next.first); pinned != pinned_.end()) pinned->second.context = nullptr;
   }
 }
 
-// One line when the second store begins to fail, another reason when it changes, one when it works again.
-void ContextPool::NoteSecond(const Status& status) {
-  const bool failed = !status.ok() && status.code() != StatusCode::kNotFound;
-  const std::string error = failed ? status.message() : "";
+// One line when reading or writing begins to fail, and one when both work again: reasons name files and change with
+// them.
+void ContextPool::NoteSecond(Use use, const Status& status) {
+  // Nobody has promised that what is looked for is there.
+  const bool failed = !status.ok() && (use == Use::kWrite || status.code() != StatusCode::kNotFound);
+  bool before = false;
+  bool now = false;
   {
     const std::lock_guard lock(mutex_);
-    if (error == last_error_) return;
-    last_error_ = error;
+    before = fails_[0] || fails_[1];
+    fails_[static_cast<size_t>(use)] = failed;
+    now = fails_[0] || fails_[1];
   }
-  if (log_) log_(failed ? "contexts are not shared for now: " + error : second_name_ + " can be used again");
+  if (before == now || !log_) return;
+  log_(now ? "contexts are not shared for now: " + status.message() : second_name_ + " can be used again");
 }
 
 SharedContext ContextPool::FindInMemory(const CacheConfig& config, std::span<const int32_t> tokens) {
@@ -74,7 +84,7 @@ SharedContext ContextPool::FindAnywhere(const CacheConfig& config, std::span<con
   SharedContext found = FindInMemory(config, tokens);
   if (found != nullptr || second_ == nullptr || !config.compress) return found;
   Result<SharedContext> far = Find(second_.get(), model_, config, tokens);
-  NoteSecond(far.status());
+  NoteSecond(Use::kRead, far.status());
   if (!far.ok()) return nullptr;
   (void)memory_->Put(KeyOf(model_, config, tokens), *far);  // without room it is used this once
   return *far;
@@ -84,7 +94,7 @@ Result<SharedContext> ContextPool::Get(const ContextKey& key) {
   Result<SharedContext> found = memory_->Get(key);
   if (!found.ok() && second_ != nullptr) {
     found = second_->Get(key);
-    NoteSecond(found.status());
+    NoteSecond(Use::kRead, found.status());
     if (found.ok()) (void)memory_->Put(key, *found);
   }
   if (!found.ok()) return NotFound("there is no context " + key.Text());
@@ -107,11 +117,13 @@ void ContextPool::Share(const ContextKey& key, SharedContext context) {
 
 Status ContextPool::Pin(const ContextKey& key, SharedContext context) {
   AKV_RETURN_IF_ERROR(Keep(key, context));
-  Share(key, context);
-  const std::lock_guard lock(mutex_);
-  Pinned& pinned = pinned_[key];
-  if (pinned.created == 0) pinned.created = std::time(nullptr);
-  if (second_ == nullptr) pinned.context = std::move(context);
+  {
+    const std::lock_guard lock(mutex_);
+    Pinned& pinned = pinned_[key];
+    if (pinned.created == 0) pinned.created = std::time(nullptr);
+    pinned.context = context;
+  }
+  Share(key, std::move(context));
   return {};
 }
 
@@ -125,7 +137,7 @@ Status ContextPool::Remove(const ContextKey& key) {
   found |= memory_->Remove(key).ok();
   if (second_ != nullptr) {
     const Status removed = second_->Remove(key);
-    NoteSecond(removed);
+    NoteSecond(Use::kRead, removed);
     found |= removed.ok();
   }
   return found ? Status() : NotFound("there is no context " + key.Text());
@@ -149,7 +161,7 @@ std::vector<ContextEntry> ContextPool::List() {
   }
   if (second_ != nullptr) {
     const auto stored = second_->List();
-    NoteSecond(stored.status());
+    NoteSecond(Use::kRead, stored.status());
     if (stored.ok()) {
       for (const StoredEntry& entry : *stored) add(entry, false);
     }

@@ -2,8 +2,8 @@
 // limit of bytes, and where one was given in a second store behind it, which may be shared with other servers.
 //
 // What is in use by a sequence stays; of the rest the least recently used goes first. Uploaded contexts stay until they
-// are deleted, unless there is a second store to get them back from. A second store that fails is a store that has
-// nothing: requests go on, the reason is logged once per change. Safe to be used by several threads at once.
+// are deleted, or until a second store has them to be got back from. A second store that fails is a store that has
+// nothing: requests go on, the reason is logged once. Safe to be used by several threads at once.
 #pragma once
 
 #include <condition_variable>
@@ -68,11 +68,12 @@ class ContextPool {
 
  private:
   struct Pinned {
-    SharedContext context;  // null where the second store has it
+    SharedContext context;  // null when the second store has it
     std::time_t created = 0;
   };
 
-  void NoteSecond(const Status& status);
+  enum class Use { kRead, kWrite };
+  void NoteSecond(Use use, const Status& status);
   void WriteToSecond();
 
   const ModelFingerprint model_;
@@ -85,7 +86,7 @@ class ContextPool {
   std::condition_variable wake_;
   std::map<ContextKey, Pinned> pinned_;
   std::deque<std::pair<ContextKey, SharedContext>> pending_;  // on their way to the second store
-  std::string last_error_;
+  bool fails_[2] = {};                                        // of the second store, by Use
   bool stop_ = false;
   std::thread writer_;
 };

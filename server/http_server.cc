@@ -118,8 +118,10 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options,
   });
   if (options.log_requests) {
     server.set_logger([](const httplib::Request& request, const httplib::Response& response) {
+      std::string path = request.path.substr(0, 200);  // decoded: line ends and the like would forge lines
+      for (char& c : path) c = static_cast<unsigned char>(c) < 32 || c == 127 ? '?' : c;
       std::fprintf(stderr, "anchorkv: %s %s %s -> %d\n", request.remote_addr.c_str(), request.method.c_str(),
-                   request.path.c_str(), response.status);
+                   path.c_str(), response.status);
     });
   }
   AddRoutes(&server, service);

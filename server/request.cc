@@ -116,10 +116,11 @@ class Fields {
 Parsed<Json> ParseObject(std::string_view body) {
   Json json;
   bool deep = false;
+  size_t values = 0;
   try {
-    json = Json::parse(body, [&deep](int depth, Json::parse_event_t, const Json&) {
+    json = Json::parse(body, [&](int depth, Json::parse_event_t, const Json&) {
       deep |= depth > kMaxDepth;
-      return !deep;  // what lies deeper is not kept: copies of values are recursive
+      return !deep && ++values <= kMaxValues;  // what lies deeper is not kept: copies of values are recursive
     });
   } catch (const Json::exception& error) {
     std::string what = error.what();
@@ -129,6 +130,7 @@ Parsed<Json> ParseObject(std::string_view body) {
     return BadRequest("the body is not JSON: " + what);
   }
   if (deep) return BadRequest(fmt::format("the body is nested deeper than {} levels", kMaxDepth));
+  if (values > kMaxValues) return BadRequest(fmt::format("the body has more than {} JSON values", kMaxValues));
   if (!json.is_object()) return BadRequest("the body is " + Show(json) + "; it must be a JSON object");
   return Parsed<Json>(std::move(json));
 }
@@ -142,8 +144,9 @@ void ParseStops(Fields* fields, std::vector<std::string>* stop) {
     return fields->Refuse("stop", *field, fmt::format("a text or an array of at most {} texts", kMaxStops));
   }
   for (const Json& text : list) {
-    if (!text.is_string() || text.get_ref<const std::string&>().empty()) {
-      return fields->Refuse("stop", text, "texts that are not empty");
+    const size_t bytes = text.is_string() ? text.get_ref<const std::string&>().size() : 0;
+    if (bytes == 0 || bytes > kMaxStopBytes) {
+      return fields->Refuse("stop", text, fmt::format("texts of 1 to {} bytes", kMaxStopBytes));
     }
     stop->push_back(text.get<std::string>());
   }
@@ -316,6 +319,9 @@ Parsed<ContextRequest> ParseContext(std::string_view body) {
   fields.Text("text", &request.text);
   fields.Text("system", &request.system);
   fields.Text("name", &request.name);
+  if (request.name.size() > kMaxNameBytes) {
+    fields.Refuse("name", request.name, fmt::format("a text of at most {} bytes", kMaxNameBytes));
+  }
   fields.Number("kv_ratio", 1, kMaxRatio, &request.kv_ratio);
   if (!fields.ok()) return *fields.failure();
   request.text.erase(request.text.find_last_not_of(" \t\r\n\f\v") + 1);

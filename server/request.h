@@ -18,6 +18,9 @@ namespace anchorkv::server {
 
 inline constexpr int kMaxTopLogprobs = 20;
 inline constexpr size_t kMaxStops = 16;
+inline constexpr size_t kMaxStopBytes = 512;   // of one; each new token is compared with all of them
+inline constexpr size_t kMaxNameBytes = 255;   // of a context
+inline constexpr size_t kMaxValues = 2 << 20;  // of a body's JSON, which take more memory than its text
 inline constexpr size_t kMaxMessages = 4096;
 inline constexpr double kMaxRatio = 1e6;
 

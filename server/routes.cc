@@ -5,6 +5,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -23,6 +24,10 @@ constexpr int kClientGone = 499;
 constexpr auto kPoll = 100ms;           // how soon a client that left is noticed
 constexpr auto kHeadersAfter = 1000ms;  // of waiting for the first text of a stream
 constexpr auto kPingAfter = 15s;        // of silence in a stream
+// A body may take so long, and as much longer as it needs at this rate; else a few clients that send a byte now and
+// then would hold all threads.
+constexpr auto kBodyTime = 30s;
+constexpr int64_t kSlowestBody = 16 << 10;  // bytes per second
 
 // Endpoints of llama-server that mean something this server does not do.
 constexpr const char* kNotServed[] = {
@@ -243,6 +248,39 @@ void Download(Service* service, const std::string& id, Response* response) {
                                  });
 }
 
+using Handler = std::function<void(const Request&, Response*)>;
+
+// A route whose requests have bodies, which are read here.
+void Post(httplib::Server* server, Service* service, const char* path, Handler handler) {
+  server->Post(path, [=](const Request& request, Response& response, const httplib::ContentReader& read) {
+    if (request.is_multipart_form_data()) {
+      return Refuse(service,
+                    {415, "invalid_request_error", "unsupported_media_type", "",
+                     "bodies in parts (multipart/form-data) are not read; send JSON, a text as text/plain, or an .akv "
+                     "file as application/octet-stream"},
+                    &response);
+    }
+    Request whole = request;
+    bool slow = false;
+    const Clock::time_point begin = Clock::now();
+    const bool complete = read([&](const char* data, size_t size) {
+      whole.body.append(data, size);
+      const auto allowed = kBodyTime + std::chrono::seconds(static_cast<int64_t>(whole.body.size()) / kSlowestBody);
+      slow = Clock::now() - begin > allowed;
+      return !slow;
+    });
+    if (slow) {
+      return Refuse(service,
+                    {408, "invalid_request_error", "body_too_slow", "",
+                     fmt::format("{} bytes of the body came in {} s; at least {} a second are expected",
+                                 whole.body.size(), (Clock::now() - begin) / 1s, kSlowestBody)},
+                    &response);
+    }
+    if (complete) return handler(whole, &response);
+    if (response.status < 400) response.status = 400;  // the error handler says it
+  });
+}
+
 }  // namespace
 
 void SendFailure(const Failure& failure, Response* response) {
@@ -269,26 +307,22 @@ void AddRoutes(httplib::Server* server, Service* service) {
     server->Get(path, [service](const Request&, Response& response) { Send(service->Models(), &response); });
   }
   for (const char* path : {"/v1/chat/completions", "/chat/completions"}) {
-    server->Post(path, [service](const Request& request, Response& response) {
-      Generate(service, Api::kChat, request, &response);
-    });
+    Post(server, service, path,
+         [service](const Request& request, Response* response) { Generate(service, Api::kChat, request, response); });
   }
   for (const char* path : {"/v1/completions", "/completions"}) {
-    server->Post(path, [service](const Request& request, Response& response) {
-      Generate(service, Api::kCompletion, request, &response);
+    Post(server, service, path, [service](const Request& request, Response* response) {
+      Generate(service, Api::kCompletion, request, response);
     });
   }
-  server->Post("/tokenize", [service](const Request& request, Response& response) {
-    Send(service->Tokenize(request.body), &response);
-  });
-  server->Post("/detokenize", [service](const Request& request, Response& response) {
-    Send(service->Detokenize(request.body), &response);
-  });
-  server->Post("/apply-template", [service](const Request& request, Response& response) {
-    Send(service->ApplyTemplate(request.body), &response);
-  });
-  server->Post("/v1/contexts",
-               [service](const Request& request, Response& response) { Upload(service, request, &response); });
+  Post(server, service, "/tokenize",
+       [service](const Request& request, Response* response) { Send(service->Tokenize(request.body), response); });
+  Post(server, service, "/detokenize",
+       [service](const Request& request, Response* response) { Send(service->Detokenize(request.body), response); });
+  Post(server, service, "/apply-template",
+       [service](const Request& request, Response* response) { Send(service->ApplyTemplate(request.body), response); });
+  Post(server, service, "/v1/contexts",
+       [service](const Request& request, Response* response) { Upload(service, request, response); });
   server->Get("/v1/contexts",
               [service](const Request&, Response& response) { SendJson(service->ListContexts(), &response); });
   server->Get("/v1/contexts/:id/file", [service](const Request& request, Response& response) {

@@ -224,7 +224,9 @@ Status Scheduler::PreparePrefix(const std::shared_ptr<Job>& job, Prepared* prepa
   if (reuse) metrics_->prefix_queries->Increment(static_cast<double>(tokens.size()));
   prepared->outcome.key = key;
   if (found != nullptr) {
-    AKV_ASSIGN_OR_RETURN(prepared->cache, engine_->Restore(found->config, found->layers));
+    CacheConfig config = found->config;
+    config.LimitTail(job->config.tail_limit);  // concerns what comes behind it; not part of what is kept
+    AKV_ASSIGN_OR_RETURN(prepared->cache, engine_->Restore(config, found->layers));
     metrics_->prefix_hits->Increment(static_cast<double>(tokens.size()));
     prepared->outcome.cached_tokens = static_cast<int64_t>(tokens.size());
     if (!job->generate && !(found->frame == job->frame && found->source == job->name)) {
@@ -289,7 +291,11 @@ void Scheduler::Step() {
   for (size_t first = 0; first < all.size(); first += batch) {
     const size_t count = std::min(batch, all.size() - first);
     std::vector<Engine::SequenceStep> steps;
+    std::vector<Status> tails;
     for (size_t i = first; i < first + count; ++i) {
+      tails.push_back(all[i]->cache()->MaybeCompressTail());
+      // Without the memory to compress it a tail stays exact until the next step.
+      if (tails.back().code() == StatusCode::kOutOfMemory) tails.back() = Status();
       steps.push_back({all[i]->cache(), all[i]->next_token(), all[i]->logits(), {}});
     }
     engine_->AppendEach(steps);
@@ -298,11 +304,12 @@ void Scheduler::Step() {
       const auto sequence = all[first + i];
       const Clock::time_point before = sequence->last_token();
       bool more = false;
-      if (steps[i].status.ok()) {
+      const Status& status = steps[i].status.ok() ? tails[i] : steps[i].status;
+      if (status.ok()) {
         more = sequence->Advance(*sequence->logits());
         metrics_->inter_token_s->Observe(Seconds(sequence->last_token() - before));
       } else {
-        sequence->Fail(FailureOf(steps[i].status));
+        sequence->Fail(FailureOf(status));
       }
       if (more) continue;
       metrics_->Finished(sequence->outcome().finish_reason);

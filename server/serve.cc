@@ -106,6 +106,7 @@ int Serve(const ServeOptions& o) {
   mallopt(M_ARENA_MAX, 4);  // a heap per connection's thread would keep what their requests once needed
 #endif
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a file that grows beyond a limit is an error of its write, not the end
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // every thread inherits it; one waits for them
 
@@ -130,6 +131,10 @@ int Serve(const ServeOptions& o) {
   service_options.chat_template = o.run.chat_template;
   const Result<CacheConfig> config = ResolveCache(o.run, (*engine)->cache_config());
   if (!config.ok()) return FailUsage(config.status());
+  if (config->tail_limit > 0) {
+    // Not every device compresses tails.
+    if (const Status status = (*engine)->MakeCache(*config).status(); !status.ok()) return FailUsage(status);
+  }
   service_options.config = *config;
   service_options.default_ratio = o.run.budget.ratio || o.run.budget.theta ? 1.0 / config->codec.theta : 1.0;
   service_options.context = context;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
+#include "cache/tail_compression.h"
 #include "codec/codec.h"
 #include "runtime/chat_frame.h"
 
@@ -50,6 +51,23 @@ int64_t Service::BytesOf(int64_t tokens) const {
   return int64_t{4} * info_.kv_heads * info_.head_dim * info_.layers * tokens;
 }
 
+int64_t Service::MostBytes(const Job& job) const {
+  const CacheConfig& config = job.config;
+  const auto prefix = static_cast<int64_t>(job.prompt.prefix.size());
+  const auto rest = static_cast<int64_t>(job.prompt.rest.size());
+  const auto compressed = [&](int64_t tokens) {
+    return static_cast<int64_t>(
+        std::ceil((config.compress ? config.codec.theta : 1.0) * static_cast<double>(BytesOf(tokens))));
+  };
+  const int64_t behind = rest + (job.generate ? job.limit : 0);
+  const int64_t tail = std::max(rest, config.tail_limit) + 1;
+  const int64_t shortest = config.tail_limit - config.tail_exact;
+  const bool limited = config.compress && config.tail_limit > 0 &&
+                       PlanBudget({config.kv_heads, config.head_dim, shortest}, TailCodec(config)).ok();
+  if (!limited || tail >= behind) return compressed(prefix) + BytesOf(behind);
+  return compressed(prefix + behind) + BytesOf(tail);
+}
+
 // What is compressed may be too short for a ratio. One that the request names is refused; the server's own stays out.
 std::optional<Failure> Service::CheckRatio(Job* job) const {
   CacheConfig& config = job->config;
@@ -81,11 +99,8 @@ Parsed<std::shared_ptr<Job>> Service::Ready(std::shared_ptr<Job> job, const Gene
     return BadRequest("max_tokens is 0; allowed are whole numbers from 1, or -1 for no limit", "max_tokens");
   }
   if (std::optional<Failure> unreachable = CheckRatio(job.get())) return *unreachable;
-  const auto prefix = static_cast<int64_t>(job->prompt.prefix.size());
-  const double theta = job->config.compress ? job->config.codec.theta : 1.0;
-  const int64_t exact = tokens - prefix + (job->generate ? job->limit : 0);
-  job->live_bytes = static_cast<int64_t>(std::ceil(theta * static_cast<double>(BytesOf(prefix)))) + BytesOf(exact);
-  if (job->context == nullptr && prefix > 0 && job->options.cache_prompt) {
+  job->live_bytes = MostBytes(*job);
+  if (job->context == nullptr && !job->prompt.prefix.empty() && job->options.cache_prompt) {
     job->context = pool_->FindAnywhere(job->config, job->prompt.prefix);
   }
   return job;
@@ -111,6 +126,7 @@ Parsed<std::shared_ptr<Job>> Service::ChatJob(std::string_view body) {
     if (!prompt.ok()) return FailureOf(prompt.status());
     job->prompt = std::move(*prompt);
     job->config = (*context)->config;
+    job->config.LimitTail(options_.config.tail_limit);
     job->context = *context;
     return Ready(std::move(job), request->options);
   }

@@ -67,7 +67,8 @@ class Service {
   std::optional<Failure> CheckRatio(Job* job) const;
   // Limits, seed, bytes; looks for the prefix.
   Parsed<std::shared_ptr<Job>> Ready(std::shared_ptr<Job> job, const GenerationOptions& options);
-  int64_t BytesOf(int64_t tokens) const;  // dense, 16 bits
+  int64_t BytesOf(int64_t tokens) const;    // dense, 16 bits
+  int64_t MostBytes(const Job& job) const;  // that its cache may grow to
 
   const ServiceOptions options_;
   const ModelInfo info_;

@@ -1,6 +1,7 @@
 #include "base/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,14 +11,20 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 namespace anchorkv {
 namespace {
 
+namespace fs = std::filesystem;
+
+// A temporary file is NAME, a dot, so many characters and the ending.
+constexpr size_t kRandom = 6;
+constexpr std::string_view kEnding = ".part";
 constexpr size_t kMaxWrite = size_t{1} << 30;  // write() moves less than 2 GiB at a time
 
 std::string FolderOf(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path().string();
+  const std::string folder = fs::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
 }
 
@@ -33,15 +40,55 @@ bool WriteAll(int descriptor, std::span<const std::byte> bytes) {
   return true;
 }
 
-// The temporary file; removed unless it was renamed.
+// The temporary file; removed unless it was renamed. It stays locked while it is open, which tells it from one whose
+// writer was killed.
 struct Temporary {
   std::string path;
   int descriptor = -1;
+
+  explicit Temporary(const std::string& of) {
+    // Between its making and its lock it looks like a leftover and may be removed: then there is another.
+    for (int attempt = 0; attempt < 10; ++attempt) {
+      std::string name = of + "." + std::string(kRandom, 'X') + std::string(kEnding);
+      descriptor = mkostemps(name.data(), static_cast<int>(kEnding.size()), O_CLOEXEC);
+      if (descriptor < 0) return;
+      path = name;
+      struct stat info = {};
+      const bool locked = flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+      // Where a file system has no locks, nobody removes anything.
+      if (!locked && errno != EWOULDBLOCK) return;
+      if (locked && fstat(descriptor, &info) == 0 && info.st_nlink > 0) return;
+      close(descriptor);
+      descriptor = -1;
+      path.clear();
+    }
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
   ~Temporary() {
-    if (descriptor >= 0) close(descriptor);
     if (!path.empty()) unlink(path.c_str());
+    if (descriptor >= 0) close(descriptor);
   }
 };
+
+// The name that a temporary file was to become, or "" for other files.
+std::string_view FinalName(std::string_view name) {
+  const size_t added = 1 + kRandom + kEnding.size();
+  if (name.size() <= added || name.substr(name.size() - kEnding.size()) != kEnding) return "";
+  const std::string_view final = name.substr(0, name.size() - added);
+  return name[final.size()] == '.' ? final : "";
+}
+
+// Removes a temporary file unless a living process has it locked.
+bool RemoveUnlocked(const std::string& path) {
+  const int descriptor = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  struct stat info = {};
+  const bool removed = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) &&
+                       flock(descriptor, LOCK_EX | LOCK_NB) == 0 && unlink(path.c_str()) == 0;
+  close(descriptor);
+  return removed;
+}
 
 // New files get the permissions that open() would give them; mkstemp's are for the owner alone.
 mode_t DefaultMode() {
@@ -68,24 +115,32 @@ Status CheckReplaceable(const std::string& path) {
   return {};
 }
 
+int RemoveLeftovers(const std::string& folder, const std::function<bool(std::string_view)>& of) {
+  int removed = 0;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    const std::string_view final = FinalName(name);
+    if (!final.empty() && of(final) && RemoveUnlocked(at->path().string())) ++removed;
+  }
+  return removed;
+}
+
 Status ReplaceFile(const std::string& path, std::span<const std::span<const std::byte>> pieces) {
   AKV_RETURN_IF_ERROR(CheckReplaceable(path));
   const std::string folder = FolderOf(path);
-  Temporary temporary;
-  std::string name = path + ".XXXXXX";
-  temporary.descriptor = mkstemp(name.data());
+  const std::string own = fs::path(path).filename().string();
+  RemoveLeftovers(folder, [&](std::string_view name) { return name == own; });
+  Temporary temporary(path);
   if (temporary.descriptor < 0) return InvalidArgument("cannot write " + path + ": " + Reason());
-  temporary.path = name;
   for (const std::span<const std::byte> piece : pieces) {
     if (!WriteAll(temporary.descriptor, piece)) return DataLoss("cannot write " + path + ": " + Reason());
   }
   if (fchmod(temporary.descriptor, DefaultMode()) != 0 || fsync(temporary.descriptor) != 0) {
     return DataLoss("cannot write " + path + ": " + Reason());
   }
-  const int descriptor = temporary.descriptor;
-  temporary.descriptor = -1;
-  if (close(descriptor) != 0) return DataLoss("cannot write " + path + ": " + Reason());
-  if (std::rename(name.c_str(), path.c_str()) != 0) return DataLoss("cannot write " + path + ": " + Reason());
+  // The file is closed, and its lock gone, only when it has its name.
+  if (std::rename(temporary.path.c_str(), path.c_str()) != 0) return DataLoss("cannot write " + path + ": " + Reason());
   temporary.path.clear();
   const int directory = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return DataLoss("cannot write " + path + ": " + folder + ": " + Reason());

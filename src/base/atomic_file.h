@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "anchorkv/status.h"
 
@@ -14,10 +16,14 @@ namespace anchorkv {
 // must exist and be writable, and what is there now, if anything, must be a regular file. kNotFound, kInvalidArgument.
 Status CheckReplaceable(const std::string& path);
 
-// Writes the pieces one after another into a temporary file beside `path` (its name, a dot and six characters), puts it
-// on disk, gives it the name and puts the name on disk. On an error `path` is as it was and the temporary file is gone;
-// a killed process may leave the temporary file. kInvalidArgument and kNotFound as above, kDataLoss when the bytes
-// cannot be written (a full disk).
+// Writes the pieces one after another into a temporary file beside `path` (its name, a dot, six characters and
+// ".part"), puts it on disk, gives it the name and puts the name on disk. On an error `path` is as it was and the
+// temporary file is gone. A killed process leaves the temporary file to the next call for the same path, which removes
+// it. kInvalidArgument and kNotFound as above, kDataLoss when the bytes cannot be written (a full disk).
 Status ReplaceFile(const std::string& path, std::span<const std::span<const std::byte>> pieces);
+
+// Removes the temporary files in `folder` that killed processes left of files whose names `of` accepts, and says how
+// many. What a living process is writing stays: it holds a lock on it. Folders that cannot be read have none.
+int RemoveLeftovers(const std::string& folder, const std::function<bool(std::string_view)>& of);
 
 }  // namespace anchorkv

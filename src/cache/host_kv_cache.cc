@@ -8,6 +8,7 @@
 #include "cache/prior_state.h"
 #include "cache/sliding_tail.h"
 #include "cache/step_plan.h"
+#include "cache/tail_compression.h"
 #include "codec/alloc_guard.h"
 #include "codec/codec.h"
 #include "format/residual_code.h"
@@ -62,6 +63,7 @@ struct HostKvCache::Impl {
 
   int64_t tokens = 0;
   int64_t compressed = 0;  // tokens in segments; the tail holds the rest
+  int from_tail = 0;       // the last so many segments were tails; those before them, prompts
   // The query rings hold positions [queries_from, tokens), at most a window of them.
   int64_t queries_from = 0;
   std::string uncompressed_reason;
@@ -96,8 +98,7 @@ struct HostKvCache::Impl {
   Status AddRows(int layer, int64_t length, std::span<const std::byte> rows);
   Status AddSegment(int layer, std::shared_ptr<const Segment> segment);
   Status Prepare(int new_tokens, int threads);
-  Result<double> TailTheta() const;
-  Result<std::shared_ptr<const Segment>> CompressTailOfLayer(int layer, double theta) const;
+  TailState tail_state(std::vector<const SegmentList*>* lists) const;
   Status CompressTail();
 };
 
@@ -143,6 +144,7 @@ void HostKvCache::Impl::FinishPromptLayer(int layer, int64_t length, bool compre
   tokens += length;
   if (prompt_compressed) {
     compressed = tokens;
+    from_tail = 0;
     queries_from = tokens;  // a later tail brings its own window
   }
   prompt_tokens = 0;
@@ -315,86 +317,54 @@ Status HostKvCache::Impl::Prepare(int new_tokens, int threads) {
 
 // --- Compression of the tail
 
-// The share of its dense bytes that the tail's segment gets: theta; or where a segment this short cannot reach theta,
-// the least it can, as long as theta holds over all segments together: those before it may have left bytes over.
-// kInfeasible when it does not.
-Result<double> HostKvCache::Impl::TailTheta() const {
-  const LayerShape shape{config.kv_heads, config.head_dim, tail_rows()};
-  const Status status = PlanBudget(shape, config.codec).status();
-  if (status.code() != StatusCode::kInfeasible) return status.ok() ? Result<double>(config.codec.theta) : status;
-  CodecOptions least = config.codec;
-  least.theta = 1.0 / MaxRatio(shape, config.codec);
-  if (!(least.theta < 1.0)) return status;
-  const double allowed =
-      config.codec.theta * static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
+TailState HostKvCache::Impl::tail_state(std::vector<const SegmentList*>* lists) const {
   for (const Layer& layer : layers) {
-    if (layer.sliding != nullptr) continue;
-    double bytes = least.theta * static_cast<double>(shape.dense_bytes());
-    for (const auto& segment : layer.segments) bytes += static_cast<double>(segment->resident_bytes());
-    if (bytes > allowed) return status;
+    if (layer.sliding == nullptr) lists->push_back(&layer.segments);
   }
-  return least.theta;
-}
-
-Result<std::shared_ptr<const Segment>> HostKvCache::Impl::CompressTailOfLayer(int layer, double theta) const {
-  const Layer& from = layers[static_cast<size_t>(layer)];
-  const int64_t rows = tail_rows();
-  const int64_t side = int64_t{config.kv_heads} * rows * config.head_dim;
-  const int64_t query_floats = int64_t{config.q_heads} * window() * config.head_dim;
-  AKV_ASSIGN_OR_RETURN(AlignedBuffer dense,
-                       AlignedBuffer::Make(static_cast<size_t>(2 * side + query_floats) * sizeof(float),
-                                           "the keys and values of a tail"));
-  const HeadsView<float> keys = HeadMajor(dense.as<float>(), config.kv_heads, rows, config.head_dim);
-  const HeadsView<float> values = HeadMajor(dense.as<float>() + side, config.kv_heads, rows, config.head_dim);
-  const HeadsView<float> queries = HeadMajor(dense.as<float>() + 2 * side, config.q_heads, window(), config.head_dim);
-#pragma omp parallel for collapse(2) schedule(static)
-  for (int h = 0; h < config.kv_heads; ++h) {
-    for (int64_t t = 0; t < rows; ++t) {
-      from.tail.LoadRow(kKeys, h, t, keys.row(h, t));
-      rope->Unrotate(compressed + t, keys.row(h, t));
-      from.tail.LoadRow(kValues, h, t, values.row(h, t));
-    }
-  }
-  from.queries.Load(tokens - window(), queries);
-
-  PriorBuffer prior;
-  AKV_RETURN_IF_ERROR(prior.Compute(from.segments, queries, config.kv_heads));
-  const LayerInput input{layer, keys, values, queries, compressed, rope.get(), prior.state()};
-  CodecOptions options = config.codec;
-  options.theta = theta;
-  return CompressLayer(input, options, *backend);
+  return {tokens, compressed, from_tail, *lists};
 }
 
 Status HostKvCache::Impl::CompressTail() {
-  const int64_t rows = tail_rows();
-  if (!keeps_queries() || rows <= config.tail_limit || rows <= window()) return {};
+  if (!keeps_queries() || tail_rows() <= config.tail_limit) return {};
   // After Truncate the ring may lack queries of the window; they come back within a window of new tokens.
   if (tokens - queries_from < window()) return {};
   if (prompt_tokens != 0) return InvalidArgument("the tail cannot be compressed inside a prompt");
-  const Result<double> theta = TailTheta();
-  if (!theta.ok()) {
-    if (theta.status().code() != StatusCode::kInfeasible) return theta.status();
-    uncompressed_reason = "the last " + std::to_string(rows) + " tokens stay exact: " + theta.status().message();
-    return {};
-  }
-  // All layers or none: the segments are added when every layer has its own.
-  SegmentList fresh;
-  fresh.reserve(layers.size());
+  std::vector<const SegmentList*> lists;
+  const TailState state = tail_state(&lists);
+  AKV_ASSIGN_OR_RETURN(const TailPlan plan, PlanTail(config, state));
+  if (!plan.reason.empty()) uncompressed_reason = plan.reason;
+  if (plan.first == plan.last) return {};
+  AKV_ASSIGN_OR_RETURN(
+      AlignedBuffer window_queries,
+      AlignedBuffer::Make(static_cast<size_t>(int64_t{config.q_heads} * window() * config.head_dim) * sizeof(float),
+                          "the window queries of a tail"));
+  const HeadsView<float> queries = HeadMajor(window_queries.as<float>(), config.q_heads, window(), config.head_dim);
+  // All layers or none: the segments and what is left of the tails are put in place when every layer has its own.
+  const int64_t kept = tokens - plan.last;
+  SegmentList fresh(layers.size());
+  std::vector<DenseTail> tails;
+  tails.reserve(layers.size());
   for (int l = 0; l < config.layers; ++l) {
-    if (config.slides(l)) {
-      fresh.push_back(nullptr);
-      continue;
-    }
-    AKV_ASSIGN_OR_RETURN(auto segment, CompressTailOfLayer(l, *theta));
-    layers[static_cast<size_t>(l)].segments.reserve(layers[static_cast<size_t>(l)].segments.size() + 1);
-    fresh.push_back(std::move(segment));
+    Layer& layer = layers[static_cast<size_t>(l)];
+    tails.emplace_back(config.tail_type, config.kv_heads, config.head_dim);
+    if (layer.sliding != nullptr) continue;
+    layer.queries.Load(tokens - window(), queries);
+    AKV_ASSIGN_OR_RETURN(fresh[static_cast<size_t>(l)], CompressTailOfLayer(config, state, plan, l, layer.segments,
+                                                                            layer.tail, queries, *rope, *backend));
+    layer.segments.reserve(layer.segments.size() + 1);
+    if (kept == 0) continue;
+    AKV_RETURN_IF_ERROR(tails.back().Reserve(kept, 0));
+    tails.back().CopyFrom(layer.tail, plan.last - compressed, kept);
   }
   for (int l = 0; l < config.layers; ++l) {
-    if (config.slides(l)) continue;
-    layers[static_cast<size_t>(l)].segments.push_back(std::move(fresh[static_cast<size_t>(l)]));
-    layers[static_cast<size_t>(l)].tail.Release();
+    Layer& layer = layers[static_cast<size_t>(l)];
+    if (layer.sliding != nullptr) continue;
+    layer.segments.resize(layer.segments.size() - static_cast<size_t>(plan.replaced));
+    layer.segments.push_back(std::move(fresh[static_cast<size_t>(l)]));
+    layer.tail = std::move(tails[static_cast<size_t>(l)]);
   }
-  compressed = tokens;
+  from_tail += 1 - plan.replaced;
+  compressed = plan.last;
   uncompressed_reason.clear();
   return {};
 }
@@ -550,7 +520,8 @@ Status HostKvCache::Truncate(int64_t n) {
     const auto full =
         std::find_if(impl.layers.begin(), impl.layers.end(), [](const Impl::Layer& l) { return l.sliding == nullptr; });
     const SegmentList& segments = full->segments;
-    size_t kept = segments.size();
+    const size_t segments_held = segments.size();
+    size_t kept = segments_held;
     while (kept > 0 && segments[kept - 1]->first_position() >= n) --kept;
     const int64_t boundary = kept == 0 ? 0 : segments[kept - 1]->first_position() + segments[kept - 1]->tokens();
     if (boundary != n) {
@@ -562,6 +533,8 @@ Status HostKvCache::Truncate(int64_t n) {
       layer.segments.resize(kept);
       layer.tail.Release();
     }
+    const auto dropped = static_cast<int>(segments_held - kept);
+    impl.from_tail = std::max(0, impl.from_tail - dropped);
     impl.compressed = n;
   }
   for (Impl::Layer& layer : impl.layers) {

@@ -6,6 +6,16 @@
 
 namespace anchorkv {
 
+void CacheConfig::LimitTail(int64_t tokens) noexcept {
+  constexpr int64_t kLongEnough = 4096;  // what a segment has whatever its length is then a small share of it
+  // What is compressed again and again loses a little each time, so few exact tokens, which leave longer pieces, are as
+  // good as many; not so for the profiles with anchors, whose segments are less exact.
+  const int64_t share = codec.profile == Profile::kAdaptive ? 8 : 2;
+  tail_limit = tokens;
+  tail_exact = tokens / share;
+  tail_merge = tokens > 0 ? kLongEnough : 0;
+}
+
 int CacheConfig::sliding_count() const noexcept {
   return sliding_window > 0 ? static_cast<int>(std::count(sliding_layers.begin(), sliding_layers.end(), true)) : 0;
 }

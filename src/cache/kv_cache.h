@@ -22,12 +22,16 @@ struct CacheConfig {
   CodecOptions codec;
   DenseType tail_type = DenseType::kF16;
   int64_t tail_limit = 0;    // --kv-tail: longer tails are compressed; 0 = never
+  int64_t tail_exact = 0;    // the newest tokens of such a tail stay exact, where a segment of the others is feasible
+  int64_t tail_merge = 0;    // segments from tails that are shorter than this are compressed again with what follows
   int64_t min_tokens = 512;  // --kv-min-tokens: shorter prompts stay exact
   // Layers whose queries see the last `sliding_window` tokens only, themselves included. They hold these tokens and
   // stay exact. 0 and empty: there are none.
   int64_t sliding_window = 0;
   std::vector<bool> sliding_layers;
 
+  // --kv-tail N: sets tail_limit and what goes with it for the codec's profile, as measured in docs/performance.md.
+  void LimitTail(int64_t tokens) noexcept;
   bool slides(int layer) const noexcept { return sliding_window > 0 && sliding_layers[static_cast<size_t>(layer)]; }
   int sliding_count() const noexcept;
   // 2-byte keys and values of all layers for so many tokens: of sliding layers, those of the window.

@@ -1,11 +1,13 @@
 #include "runtime/chat_frame.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace anchorkv {
 namespace {
 
 // Placeholders that no template trims, splits or changes.
+constexpr std::string_view kSystemMark = "ANCHORKV-SYSTEM-TEXT";
 constexpr std::string_view kUserMark = "ANCHORKV-FIRST-USER-TEXT";
 constexpr std::string_view kAnswerMark = "ANCHORKV-ASSISTANT-TEXT";
 constexpr std::string_view kNextMark = "ANCHORKV-SECOND-USER-TEXT";
@@ -28,6 +30,14 @@ Result<std::vector<int32_t>> EncodeText(const Tokenizer& tokenizer, const std::s
   return tokens;
 }
 
+// What stands before the user's first text.
+std::vector<TextPart> Opening(const ChatFrame& frame) {
+  const size_t system_end = frame.system_at + frame.system_bytes;
+  return {{frame.before.substr(0, frame.system_at), true},
+          {frame.before.substr(frame.system_at, frame.system_bytes), false},
+          {frame.before.substr(system_end), true}};
+}
+
 Result<TurnTokens> EncodeTurn(const Tokenizer& tokenizer, std::vector<TextPart> parts, const std::string& after,
                               bool add_bos) {
   TurnTokens turn;
@@ -45,25 +55,29 @@ Result<TurnTokens> EncodeTurn(const Tokenizer& tokenizer, std::vector<TextPart> 
 Result<ChatFrame> MakeChatFrame(const Tokenizer& tokenizer, const std::string& system,
                                 const std::string& template_name) {
   if (template_name == kPlainTemplate || (template_name.empty() && !tokenizer.HasTemplate())) {
-    return ChatFrame{system.empty() ? "" : system + kSeparator, "", "\n"};
+    return ChatFrame{system.empty() ? "" : system + kSeparator, "", "\n", 0, system.size()};
   }
   std::vector<ChatMessage> messages;
-  if (!system.empty()) messages.push_back({"system", system});
+  if (!system.empty()) messages.push_back({"system", std::string(kSystemMark)});
   messages.push_back({"user", std::string(kUserMark)});
   AKV_ASSIGN_OR_RETURN(const std::string first, tokenizer.ApplyTemplate(messages, true, template_name));
   messages.push_back({"assistant", std::string(kAnswerMark)});
   messages.push_back({"user", std::string(kNextMark)});
   AKV_ASSIGN_OR_RETURN(const std::string second, tokenizer.ApplyTemplate(messages, true, template_name));
 
+  const size_t at = system.empty() ? 0 : FindOnce(first, kSystemMark);
   const size_t user = FindOnce(first, kUserMark);
   const size_t answer = FindOnce(second, kAnswerMark);
   const size_t next = FindOnce(second, kNextMark);
-  if (user == std::string::npos || answer == std::string::npos || next == std::string::npos || next < answer) {
+  if (at == std::string::npos || user == std::string::npos || answer == std::string::npos ||
+      next == std::string::npos || user < at || next < answer) {
     return Unsupported("the chat template does not keep the order of messages; name another one with --chat-template");
   }
   const size_t answer_end = answer + kAnswerMark.size();
-  return ChatFrame{first.substr(0, user), first.substr(user + kUserMark.size()),
-                   second.substr(answer_end, next - answer_end)};
+  ChatFrame frame{first.substr(0, user), first.substr(user + kUserMark.size()),
+                  second.substr(answer_end, next - answer_end), at, system.size()};
+  if (!system.empty()) frame.before.replace(at, kSystemMark.size(), system);
+  return frame;
 }
 
 Result<std::vector<int32_t>> EncodeParts(const Tokenizer& tokenizer, std::span<const TextPart> parts, bool add_bos) {
@@ -86,7 +100,8 @@ Result<std::vector<int32_t>> EncodeParts(const Tokenizer& tokenizer, std::span<c
 
 Result<std::vector<int32_t>> EncodeDocument(const Tokenizer& tokenizer, const ChatFrame& frame,
                                             const std::string& document) {
-  const TextPart parts[] = {{frame.before, true}, {document, false}};
+  std::vector<TextPart> parts = Opening(frame);
+  parts.push_back({document, false});
   return EncodeParts(tokenizer, parts, true);
 }
 
@@ -97,7 +112,9 @@ Result<TurnTokens> EncodeDocumentQuestion(const Tokenizer& tokenizer, const Chat
 
 Result<TurnTokens> EncodeFirstQuestion(const Tokenizer& tokenizer, const ChatFrame& frame,
                                        const std::string& question) {
-  return EncodeTurn(tokenizer, {{frame.before, true}, {question, false}}, frame.after, true);
+  std::vector<TextPart> parts = Opening(frame);
+  parts.push_back({question, false});
+  return EncodeTurn(tokenizer, std::move(parts), frame.after, true);
 }
 
 Result<TurnTokens> EncodeNextQuestion(const Tokenizer& tokenizer, const ChatFrame& frame, const std::string& question) {

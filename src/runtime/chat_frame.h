@@ -2,8 +2,8 @@
 // split where the document ends (docs/architecture.md, "Questions and documents").
 //
 // The template is rendered once per run with placeholders, so that a document is inserted byte for byte.
-// Special tokens are recognised in the template's own text only: a document that mentions "<|im_end|>"
-// does not end the turn.
+// Special tokens are recognised in the template's own text only: a document, a question or a system message that
+// mentions "<|im_end|>" does not end the turn.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,9 @@ struct ChatFrame {
   std::string before;   // from the start to the user's text; includes the system message
   std::string after;    // from the user's text to where the assistant begins
   std::string between;  // from the end of an answer to the user's next text
+  // Where the system message is in `before`: text of whoever asks, not of the template.
+  size_t system_at = 0;
+  size_t system_bytes = 0;
 };
 
 // --chat-template for "no template": texts follow each other as they are, for base models.
@@ -29,7 +32,7 @@ inline constexpr char kPlainTemplate[] = "none";
 inline constexpr char kSeparator[] = "\n\n";
 
 // Uses the model's template, the built-in one called `template_name`, or none when the model has none.
-// kUnsupported when libllama does not know the model's template or when it drops a message.
+// kUnsupported when libllama does not know the model's template or when it drops a message or changes their order.
 Result<ChatFrame> MakeChatFrame(const Tokenizer& tokenizer, const std::string& system,
                                 const std::string& template_name);
 

@@ -13,6 +13,8 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "runtime/special_cuts.h"
+
 namespace anchorkv {
 namespace {
 
@@ -65,7 +67,45 @@ struct Tokenizer::Impl {
   };
   std::unique_ptr<llama_model, Free> model;
   const llama_vocab* vocab = nullptr;
+  std::unique_ptr<const SpecialCuts> cuts;
+
+  bool Append(std::string_view text, bool parse_special, std::vector<int32_t>* tokens) const;
 };
+
+namespace {
+
+constexpr size_t kShortText = 4096;  // is never cut
+constexpr int kSpecialsOfAPart = 200;
+
+std::unique_ptr<const SpecialCuts> CutsOf(const llama_vocab* vocab) {
+  constexpr int kControl = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_UNKNOWN;
+  std::vector<SpecialCuts::Special> specials;
+  for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); ++token) {
+    const int attributes = llama_vocab_get_attr(vocab, token);
+    if ((attributes & (kControl | LLAMA_TOKEN_ATTR_USER_DEFINED)) == 0) continue;
+    specials.push_back({llama_vocab_get_text(vocab, token), (attributes & kControl) != 0,
+                        (attributes & LLAMA_TOKEN_ATTR_RSTRIP) != 0});
+  }
+  return std::make_unique<SpecialCuts>(std::move(specials));
+}
+
+}  // namespace
+
+// False when libllama cannot.
+bool Tokenizer::Impl::Append(std::string_view text, bool parse_special, std::vector<int32_t>* tokens) const {
+  const auto size = static_cast<int32_t>(text.size());
+  // The BOS token is added by the caller, because libllama's add_special would also add an EOS token where a model
+  // has one, in the middle of a prompt.
+  int32_t count = llama_tokenize(vocab, text.data(), size, nullptr, 0, false, parse_special);
+  if (count == std::numeric_limits<int32_t>::min()) return false;
+  const size_t before = tokens->size();
+  tokens->resize(before + static_cast<size_t>(count < 0 ? -count : count));
+  count = llama_tokenize(vocab, text.data(), size, tokens->data() + before,
+                         static_cast<int32_t>(tokens->size() - before), false, parse_special);
+  if (count < 0) return false;
+  tokens->resize(before + static_cast<size_t>(count));
+  return true;
+}
 
 Tokenizer::Tokenizer() : impl_(std::make_unique<Impl>()) {}
 Tokenizer::~Tokenizer() = default;
@@ -89,6 +129,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& path) {
   if (llama_vocab_type(tokenizer->impl_->vocab) == LLAMA_VOCAB_TYPE_NONE) {
     return Unsupported(path + ": has no tokenizer");
   }
+  tokenizer->impl_->cuts = CutsOf(tokenizer->impl_->vocab);
   return tokenizer;
 }
 
@@ -96,16 +137,14 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_bos, bool
   if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) return {};
   std::vector<int32_t> tokens;
   try {
-    const auto size = static_cast<int32_t>(text.size());
-    // The BOS token is added here, because libllama's add_special would also add an EOS token where a model
-    // has one, in the middle of a prompt.
-    int32_t count = llama_tokenize(impl_->vocab, text.data(), size, nullptr, 0, false, parse_special);
-    if (count == std::numeric_limits<int32_t>::min()) return {};
-    tokens.resize(static_cast<size_t>(count < 0 ? -count : count));
-    count = llama_tokenize(impl_->vocab, text.data(), size, tokens.data(), static_cast<int32_t>(tokens.size()), false,
-                           parse_special);
-    if (count < 0) return {};
-    tokens.resize(static_cast<size_t>(count));
+    size_t from = 0;
+    if (text.size() > kShortText) {
+      for (const size_t cut : impl_->cuts->Find(text, parse_special, kSpecialsOfAPart)) {
+        if (!impl_->Append(text.substr(from, cut - from), parse_special, &tokens)) return {};
+        from = cut;
+      }
+    }
+    if (!impl_->Append(text.substr(from), parse_special, &tokens)) return {};
   } catch (const std::exception&) {
     return {};
   }
@@ -125,6 +164,10 @@ std::string Tokenizer::Piece(int32_t token, bool special) const {
   }
   piece.resize(static_cast<size_t>(size > 0 ? size : 0));
   return piece;
+}
+
+std::vector<size_t> Tokenizer::SafeCuts(std::string_view text, bool parse_special, int every) const {
+  return impl_->cuts->Find(text, parse_special, every);
 }
 
 bool Tokenizer::IsEndOfGeneration(int32_t token) const {

@@ -32,6 +32,8 @@ class Tokenizer {
   // token comes first if the model wants one and the text does not start with it. `text` must be UTF-8
   // of less than 2 GiB; an empty result for a non-empty text means that it could not be tokenised.
   std::vector<int32_t> Encode(std::string_view text, bool add_bos, bool parse_special) const;
+  // Where long texts are cut before libllama sees them (special_cuts.h).
+  std::vector<size_t> SafeCuts(std::string_view text, bool parse_special, int every) const;
   // Raw bytes of a token, which may be part of a UTF-8 character. Special tokens give "" unless asked.
   std::string Piece(int32_t token, bool special = false) const;
   bool IsEndOfGeneration(int32_t token) const;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <system_error>
 
+#include "base/atomic_file.h"
 #include "store/context_store.h"
 
 namespace anchorkv {
@@ -109,6 +110,10 @@ Result<std::unique_ptr<ContextStore>> MakeDirectoryStore(const std::string& fold
   const fs::file_status status = fs::status(folder, error);
   if (status.type() == fs::file_type::not_found) return NotFound("no such folder: " + folder);
   if (status.type() != fs::file_type::directory) return InvalidArgument(folder + " is not a folder");
+  RemoveLeftovers(folder, [](std::string_view name) {
+    ContextKey key;
+    return ParseName(std::string(name), &key);
+  });
   return std::unique_ptr<ContextStore>(std::make_unique<DirectoryStore>(folder, limit_bytes));
 }
 

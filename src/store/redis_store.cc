@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <mutex>
@@ -23,8 +24,12 @@ constexpr char kBytes[] = "anchorkv:bytes";
 constexpr char kTokens[] = "anchorkv:tokens";
 constexpr size_t kSlice = size_t{8} << 20;         // of a value, in one command
 constexpr int64_t kMaxValue = int64_t{512} << 20;  // of Redis
-constexpr int kConnectSeconds = 2;
-constexpr int kCommandSeconds = 30;
+constexpr int kConnectSeconds = 2;                 // also for what a new connection says first
+constexpr int kCommandSeconds = 10;                // a slice is written in much less
+// A server that does not answer costs whoever asks the time to find that out. It is asked again when so many times as
+// long has gone by; one that refuses connections is asked each time.
+constexpr int kRestFactor = 10;
+constexpr auto kSlow = std::chrono::milliseconds(200);
 constexpr char kUnfinishedSeconds[] = "600";  // after which what a writer left behind goes
 
 struct Address {
@@ -90,14 +95,16 @@ class RedisStore final : public ContextStore {
     if (connection_ == nullptr || connection_->err != 0) {
       const std::string why = connection_ == nullptr ? "no memory" : connection_->errstr;
       connection_.reset();
-      return NotFound("no Redis server answers at " + address_.name() + ": " + why);
+      return Internal("no Redis server answers at " + address_.name() + ": " + why);
     }
-    redisSetTimeout(connection_.get(), {kCommandSeconds, 0});
+    redisSetTimeout(connection_.get(), connect_time);
     if (!address_.password.empty()) AKV_RETURN_IF_ERROR(Run({"AUTH", address_.password}).status());
     if (address_.database != 0) {
       AKV_RETURN_IF_ERROR(Run({"SELECT", std::to_string(address_.database)}).status());
     }
-    return Run({"PING"}).status();
+    AKV_RETURN_IF_ERROR(Run({"PING"}).status());
+    redisSetTimeout(connection_.get(), {kCommandSeconds, 0});
+    return {};
   }
 
   Result<std::shared_ptr<const StoredContext>> Get(const ContextKey& key) override {
@@ -180,7 +187,15 @@ class RedisStore final : public ContextStore {
     return std::to_string(int64_t{now.tv_sec} * 1000000 + now.tv_nsec / 1000);
   }
 
-  Status Connected() { return connection_ == nullptr ? Connect() : Status(); }
+  Status Connected() {
+    if (connection_ != nullptr) return {};
+    const auto start = std::chrono::steady_clock::now();
+    if (start < rest_until_) return last_failure_;
+    last_failure_ = Connect();
+    const auto end = std::chrono::steady_clock::now();
+    if (!last_failure_.ok() && end - start > kSlow) rest_until_ = end + kRestFactor * (end - start);
+    return last_failure_;
+  }
 
   Result<Reply> Run(std::initializer_list<std::string_view> words) {
     std::vector<const char*> texts;
@@ -245,6 +260,8 @@ class RedisStore final : public ContextStore {
   const int64_t limit_;
   std::mutex mutex_;  // of the connection
   std::unique_ptr<redisContext, FreeContext> connection_;
+  std::chrono::steady_clock::time_point rest_until_;
+  Status last_failure_;  // why it rests
   int64_t writes_ = 0;
 };
 
@@ -257,7 +274,7 @@ Result<std::unique_ptr<ContextStore>> MakeRedisStore(const std::string& address,
                            "' is no address of a Redis server; allowed is [PASSWORD@]HOST[:PORT][/DATABASE]");
   }
   auto store = std::make_unique<RedisStore>(*parsed, limit_bytes);
-  AKV_RETURN_IF_ERROR(store->Connect());
+  if (const Status status = store->Connect(); !status.ok()) return NotFound(status.message());
   return std::unique_ptr<ContextStore>(std::move(store));
 }
 

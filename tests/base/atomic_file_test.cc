@@ -102,6 +102,36 @@ TEST_F(AtomicFileTest, AKilledProcessLeavesTheOldFileOrTheNewOne) {
     const std::string now = Read(path);
     EXPECT_TRUE(now == first || now == second) << round << ": " << now.size();
   }
+  ASSERT_TRUE(Replace(path, "last").ok());  // and takes what the killed ones left along
+  EXPECT_EQ(Files(), 1);
+}
+
+TEST_F(AtomicFileTest, LeftoversAreToldFromOtherFiles) {
+  const auto write = [&](const char* name) { std::ofstream(folder_ / name) << "x"; };
+  for (const char* name : {"a.akv", "a.akv.abc123.part", "a.akv.abc123", "a.akv.abc1234.part", "b.akv.000000.part",
+                           ".part", "a.abc123.part", "a.akv-abc123.part"}) {
+    write(name);
+  }
+  fs::create_directory(folder_ / "a.akv.folder.part");
+  fs::create_symlink(folder_ / "a.akv", folder_ / "a.akv.symlnk.part");
+  EXPECT_EQ(RemoveLeftovers(folder_.string(), [](std::string_view name) { return name == "a.akv"; }), 1);
+  EXPECT_EQ(Files(), 9);
+  EXPECT_FALSE(fs::exists(folder_ / "a.akv.abc123.part"));
+  EXPECT_EQ(RemoveLeftovers((folder_ / "none").string(), [](std::string_view) { return true; }), 0);
+}
+
+// What another process is writing at the moment is no leftover.
+TEST_F(AtomicFileTest, FilesThatAreBeingWrittenStay) {
+  const fs::path path = folder_ / "out";
+  const std::string text(64 << 20, 'a');
+  const pid_t child = fork();
+  if (child == 0) _exit(Replace(path, text).ok() ? 0 : 1);
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    EXPECT_EQ(RemoveLeftovers(folder_.string(), [](std::string_view name) { return name == "out"; }), 0);
+  }
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(Read(path).size(), text.size());
 }
 
 TEST_F(AtomicFileTest, AnErrorLeavesTheOldFile) {

@@ -1,4 +1,6 @@
 // Tails that become segments, and the window queries that this needs.
+#include "cache/tail_compression.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -72,7 +74,7 @@ TEST(TailCompression, ShortPromptBecomesPartOfTheFirstSegment) {
 TEST(TailCompression, InfeasibleTailStaysExactAndSaysSo) {
   CacheConfig config = TailConfig(50);
   config.codec = CodecOptions::ForProfile(Profile::kPaper);
-  config.codec.theta = .3;
+  config.codec.theta = .2;
   CacheDriver driver(config, 34);
   ASSERT_TRUE(driver.AddPrompt(600).ok());
   driver.Step(60);
@@ -91,11 +93,12 @@ TEST(TailCompression, InfeasibleTailStaysExactAndSaysSo) {
 TEST(TailCompression, ShortTailIsClampedWhereThetaHoldsOverTheCache) {
   CacheConfig config = TailConfig(50);
   config.codec = CodecOptions::ForProfile(Profile::kPaper);  // leaves bytes over at mild ratios
-  config.codec.theta = .5;
+  config.codec.theta = .35;
   const auto dense = [&](int64_t tokens) {
     return static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
   };
-  ASSERT_EQ(PlanBudget({config.kv_heads, config.head_dim, 60}, config.codec).status().code(), StatusCode::kInfeasible);
+  ASSERT_EQ(PlanBudget({config.kv_heads, config.head_dim, 60}, TailCodec(config)).status().code(),
+            StatusCode::kInfeasible);
   CacheDriver driver(config, 38);
   ASSERT_TRUE(driver.AddPrompt(600).ok());
   driver.Step(60);
@@ -105,8 +108,8 @@ TEST(TailCompression, ShortTailIsClampedWhereThetaHoldsOverTheCache) {
   for (int l = 0; l < config.layers; ++l) {
     const auto& segments = driver.cache().segments(l);
     ASSERT_EQ(segments.size(), 2u);
-    EXPECT_GT(static_cast<double>(segments[1]->resident_bytes()), .5 * dense(60));
-    EXPECT_LE(static_cast<double>(segments[0]->resident_bytes() + segments[1]->resident_bytes()), .5 * dense(660));
+    EXPECT_GT(static_cast<double>(segments[1]->resident_bytes()), .35 * dense(60));
+    EXPECT_LE(static_cast<double>(segments[0]->resident_bytes() + segments[1]->resident_bytes()), .35 * dense(660));
   }
 }
 
@@ -155,6 +158,94 @@ TEST(TailCompression, SegmentDequantizesToWhatTheTailHeld) {
   ASSERT_TRUE(driver.cache().MaybeCompressTail().ok());
   driver.Step(1);  // outputs are compared with the dense keys at their positions
   EXPECT_LT(driver.Error(), 1e-3);
+}
+
+// The newest tokens stay exact; a short segment from a tail is compressed again with what follows it, a long one and
+// the prompt's are left alone.
+TEST(TailCompression, NewestStayExactAndShortSegmentsGrow) {
+  CacheConfig config = TailConfig(100);
+  config.tail_exact = 50;
+  config.tail_merge = 200;
+  CacheDriver driver(config, 39);
+  ASSERT_TRUE(driver.AddPrompt(130).ok());
+  const auto prompt = driver.cache().segments(0)[0];
+  const auto expect = [&](size_t segments, int64_t first, int64_t tokens) {
+    ASSERT_TRUE(driver.cache().MaybeCompressTail().ok());
+    for (int l = 0; l < config.layers; ++l) {
+      ASSERT_EQ(driver.cache().segments(l).size(), segments);
+      EXPECT_EQ(driver.cache().segments(l).back()->first_position(), first);
+      EXPECT_EQ(driver.cache().segments(l).back()->tokens(), tokens);
+    }
+    EXPECT_EQ(driver.cache().segments(0)[0], prompt);
+    EXPECT_EQ(driver.cache().compressed_tokens(), first + tokens);
+    EXPECT_EQ(driver.cache().bill().tail_bytes,
+              int64_t{2} * 2 * 2 * 32 * 4 * (driver.cache().tokens() - driver.cache().compressed_tokens()));
+  };
+  driver.Step(100);
+  expect(1, 0, 130);  // not longer than the limit yet
+  driver.Step(1);
+  expect(2, 130, 51);
+  for (const int64_t tokens : {102, 153, 204}) {
+    driver.Step(50);
+    EXPECT_LT(driver.Error(), 1e-3);
+    driver.Step(1);
+    expect(2, 130, tokens);
+  }
+  driver.Step(51);
+  expect(3, 334, 51);
+  driver.Step(2);
+  EXPECT_LT(driver.Error(), 1e-3);
+  // Cut back to where a segment ends, what follows is new; the first segment from a tail is long enough to stay.
+  ASSERT_TRUE(driver.cache().Truncate(334).ok());
+  driver.Truncate(334);
+  driver.Step(101);
+  expect(3, 334, 51);
+  ASSERT_TRUE(driver.cache().Truncate(130).ok());
+  driver.Truncate(130);
+  driver.Step(101);
+  expect(2, 130, 51);
+  driver.Step(1);
+  EXPECT_LT(driver.Error(), 1e-3);
+}
+
+// A prompt that is compressed behind segments from tails keeps them from being merged with what comes later.
+TEST(TailCompression, SegmentsBeforeAPromptStay) {
+  CacheConfig config = TailConfig(100);
+  config.tail_exact = 40;
+  config.tail_merge = 1000;
+  CacheDriver driver(config, 40);
+  driver.Step(140);
+  ASSERT_TRUE(driver.cache().MaybeCompressTail().ok());
+  ASSERT_EQ(driver.cache().compressed_tokens(), 100);
+  ASSERT_TRUE(driver.cache().Truncate(100).ok());
+  driver.Truncate(100);
+  ASSERT_TRUE(driver.AddPrompt(130).ok());
+  driver.Step(101);
+  ASSERT_TRUE(driver.cache().MaybeCompressTail().ok());
+  ASSERT_EQ(driver.cache().segments(0).size(), 3u);
+  EXPECT_EQ(driver.cache().segments(0)[2]->first_position(), 230);
+  EXPECT_EQ(driver.cache().segments(0)[2]->tokens(), 61);
+  driver.Step(1);
+  EXPECT_LT(driver.Error(), 1e-3);
+}
+
+// Where the older half alone is too short for theta, all of the tail is compressed.
+TEST(TailCompression, WholeTailWhereHalfIsTooShort) {
+  CacheConfig config = TailConfig(50);
+  config.codec = CodecOptions::ForProfile(Profile::kPaper);
+  config.codec.theta = .6;
+  const auto feasible = [&](int64_t tokens) {
+    return PlanBudget({config.kv_heads, config.head_dim, tokens}, TailCodec(config)).ok();
+  };
+  int64_t length = 34;  // of the tail
+  while (!feasible(length) || feasible(length - length / 2)) ++length;
+  config.tail_limit = length - 1;
+  config.tail_exact = length / 2;
+  CacheDriver driver(config, 41);
+  driver.Step(static_cast<int>(length));
+  ASSERT_TRUE(driver.cache().MaybeCompressTail().ok());
+  EXPECT_EQ(driver.cache().compressed_tokens(), length);
+  EXPECT_EQ(driver.cache().bill().skipped_reason, "");
 }
 
 // Merged over two segments, the state equals that of one softmax over both.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "runtime/engine.h"
 #include "runtime/tiny_model.h"
@@ -75,6 +76,82 @@ TEST_P(BatchTest, EverySequenceGetsWhatItGetsAlone) {
         pairs[i].token = (pairs[i].token * 5 + step + 1) % 96;
       }
     }
+  }
+}
+
+// Greedy answers of 1 to 8 sequences of different lengths and ratios, some with tails that are compressed on the way,
+// are token by token those that each gives alone.
+TEST_P(BatchTest, GreedyAnswersAreThoseGivenAlone) {
+  constexpr int kAnswer = 140;
+  constexpr double kTie = 1e-3;  // of two logits: products of many rows round differently
+  struct One {
+    std::unique_ptr<KvCache> cache;
+    std::vector<float> logits;
+    std::vector<int32_t> answer;
+  };
+  const auto top = [](const std::vector<float>& logits) {
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  };
+  const auto start = [&](int i) {
+    constexpr double kThetas[] = {1.0, 0.5, 0.8, 0.6};
+    CacheConfig config = engine_->cache_config();
+    config.compress = i % 4 != 0;
+    config.min_tokens = 128;
+    config.codec = CodecOptions::ForProfile(i % 2 == 0 ? Profile::kBlend : Profile::kAdaptive);
+    config.codec.theta = kThetas[i % 4];
+    config.codec.window = 16;
+    config.LimitTail(i % 3 == 1 ? 100 : 0);
+    One one{std::move(engine_->MakeCache(config)).value(), {}, {}};
+    KvCache* const pointer = one.cache.get();
+    EXPECT_TRUE(
+        engine_->Prefill(test::RandomTokens(1 + 61 * i, 96, static_cast<uint64_t>(i)), {&pointer, 1}, &one.logits)
+            .ok());
+    return one;
+  };
+  std::vector<std::vector<int32_t>> expected;
+  std::vector<int> sure;  // so many tokens of the answer have no near tie
+  int compressed = 0;
+  for (int i = 0; i < 8; ++i) {
+    One one = start(i);
+    const int64_t before = one.cache->compressed_tokens();
+    int clear = 0;
+    for (int t = 0; t < kAnswer; ++t) {
+      std::vector<float> sorted = one.logits;
+      std::partial_sort(sorted.begin(), sorted.begin() + 2, sorted.end(), std::greater<>());
+      if (clear == t && sorted[0] - sorted[1] > kTie) ++clear;
+      one.answer.push_back(top(one.logits));
+      ASSERT_TRUE(one.cache->MaybeCompressTail().ok());
+      ASSERT_TRUE(engine_->Append(one.cache.get(), {&one.answer.back(), 1}, &one.logits).ok());
+    }
+    compressed += one.cache->compressed_tokens() > before ? 1 : 0;
+    expected.push_back(std::move(one.answer));
+    sure.push_back(clear);
+  }
+  EXPECT_GE(compressed, 2) << "no tail was compressed";
+  int compared = 0;
+  for (int count = 1; count <= 8; ++count) {
+    std::vector<One> all;
+    for (int i = 0; i < count; ++i) all.push_back(start(i));
+    for (int t = 0; t < kAnswer; ++t) {
+      std::vector<Engine::SequenceStep> steps;
+      for (One& one : all) {
+        one.answer.push_back(top(one.logits));
+        ASSERT_TRUE(one.cache->MaybeCompressTail().ok());
+        steps.push_back({one.cache.get(), one.answer.back(), &one.logits, {}});
+      }
+      engine_->AppendEach(steps);
+      for (const Engine::SequenceStep& step : steps) ASSERT_TRUE(step.status.ok()) << step.status.message();
+    }
+    for (int i = 0; i < count; ++i) {
+      const auto n = static_cast<ptrdiff_t>(GetParam() == GGML_TYPE_F32 ? sure[static_cast<size_t>(i)] : 1);
+      const auto& want = expected[static_cast<size_t>(i)];
+      const auto& got = all[static_cast<size_t>(i)].answer;
+      EXPECT_TRUE(std::equal(want.begin(), want.begin() + n, got.begin())) << count << " sequences, number " << i;
+      compared += static_cast<int>(n);
+    }
+  }
+  if (GetParam() == GGML_TYPE_F32) {
+    EXPECT_GT(compared, 36 * kAnswer / 2);
   }
 }
 

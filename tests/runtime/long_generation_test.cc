@@ -37,7 +37,7 @@ TEST_P(LongGeneration, StaysWithinTheBudgetAndNearTheFullCache) {
   CacheConfig config = engine->cache_config();
   config.codec = CodecOptions::ForProfile(GetParam());
   config.codec.theta = kTheta;
-  config.tail_limit = kTail;
+  config.LimitTail(kTail);
   CacheConfig exact = engine->cache_config();
   exact.compress = false;
   const std::unique_ptr<KvCache> cache = NewCache(*engine, config);

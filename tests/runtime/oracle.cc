@@ -76,7 +76,7 @@ std::vector<float> OracleLogits(const std::string& path, const std::vector<int32
   llama_context_params params = llama_context_default_params();
   params.n_ctx = count;
   params.n_batch = count;
-  params.n_ubatch = std::min<uint32_t>(count, 512);
+  params.n_ubatch = std::min(count, static_cast<uint32_t>(options.ubatch));
   params.n_threads = params.n_threads_batch = options.threads;
   params.flash_attn_type = options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   params.type_k = params.type_v = options.f16_cache ? GGML_TYPE_F16 : GGML_TYPE_F32;

@@ -24,6 +24,7 @@ struct OracleOptions {
   bool flash_attention = false;  // libllama's flash attention rounds keys to f16
   bool f16_cache = false;
   int threads = 2;
+  int ubatch = 512;  // tokens of a graph; another number brings other orders of summation
 };
 
 // Logits of every token, [tokens, vocab]; empty when libllama refuses the file.

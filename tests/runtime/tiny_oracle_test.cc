@@ -176,7 +176,8 @@ TEST_P(TinyOracle, GivesLibllamasLogits) {
 
   // Types other than F32 round the activations, which amplifies differences in the last digit.
   const bool exact = spec.type == GGML_TYPE_F32;
-  // ggml looks GELU up in a table over f16, which turns the last digit of a float into a step of 2^-11.
+  // ggml looks GELU up in a table over f16, which turns the last digit of a float into a step of 2^-11
+  // (gelu_table_test.cc).
   const bool steps = spec.architecture == "gemma3";
   const double kl = !exact ? 1e-3 : steps ? 1e-6 : 1e-8;
   const double difference = !exact ? 0.3 : steps ? 1e-2 : 1e-3;

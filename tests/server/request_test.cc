@@ -84,7 +84,9 @@ TEST(Request, RefusesWithTheFieldAndWhatIsAllowed) {
   ExpectRefused(With(R"("max_tokens": -2)"), "a whole number");
   ExpectRefused(With(R"("seed": 1e300)"), "a whole number", "seed");
   ExpectRefused(With(R"("seed": 18446744073709551615)"), "a whole number");
-  ExpectRefused(With(R"("stop": [""])"), "not empty", "stop");
+  ExpectRefused(With(R"("stop": [""])"), "1 to 512 bytes", "stop");
+  ExpectRefused(With(R"("stop": ")" + std::string(513, 'x') + '"'), "1 to 512 bytes", "stop");
+  EXPECT_EQ(Chat(With(R"("stop": ")" + std::string(512, 'x') + '"')).options.stop.size(), 1u);
   ExpectRefused(With(R"("stop": 7)"), "a text or an array");
   ExpectRefused(With(R"("stream": "yes")"), "true or false", "stream");
   ExpectRefused(With(R"("stream_options": {"include_usage": 1})"), "stream_options.include_usage");

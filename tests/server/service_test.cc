@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "server/prompt.h"
@@ -39,6 +42,7 @@ std::string PlainAnswer(const Serving& serving, const Tokenizer& tokenizer, cons
     const auto token = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
     if (tokenizer.IsEndOfGeneration(token)) break;
     bytes += tokenizer.Piece(token);
+    EXPECT_TRUE(cache->MaybeCompressTail().ok());
     EXPECT_TRUE(engine->Append(pointer, {&token, 1}, &logits).ok());
   }
   Utf8Stream text;
@@ -74,6 +78,49 @@ TEST(Service, AnswersAreThoseOfTheEngine) {
                              "temperature": 0, "max_tokens": 12})")
                 .text,
             PlainAnswer(serving, serving.tokenizer(), brief, exact, 12));
+}
+
+// Long answers (--kv-tail): what they say is what the engine says, their bytes stay within theta times dense and a
+// tail, in the answer, in the promise that admits them and in /metrics; a prefix that was found behaves like one just
+// read.
+TEST(Service, LongAnswersCompressTheirTails) {
+  constexpr int kTail = 800, kTokens = 3000;
+  ServingOptions options;
+  options.tail = kTail;
+  Serving serving(options);
+  const std::string document = Words(60, 1);
+  nlohmann::json body = nlohmann::json::parse(ChatBody(document, "What is it?", kCompressed));
+  body["max_tokens"] = kTokens;
+  const auto prompt = std::move(ChatPrompt(serving.tokenizer(), "", Messages(document, "What is it?"), 64)).value();
+  CacheConfig config = serving.config();
+  config.codec.theta = kTheta;
+  Serving::Answer cold;
+  std::atomic<bool> done{false};
+  std::thread asking([&] {
+    cold = serving.Chat(body.dump());
+    done = true;
+  });
+  double shown = 0;
+  while (!done) {
+    shown = std::max(shown, serving.metrics().live_bytes->Value());
+    std::this_thread::yield();
+  }
+  asking.join();
+  const auto warm = serving.Chat(body.dump());
+  ASSERT_TRUE(cold.outcome && warm.outcome) << cold.failure->message;
+  ASSERT_GT(cold.outcome->generated_tokens, 2 * kTail) << "the answer is too short for this test";
+  EXPECT_EQ(cold.text, PlainAnswer(serving, serving.tokenizer(), prompt, config, kTokens));
+  EXPECT_EQ(warm.text, cold.text);
+  EXPECT_GT(warm.outcome->cached_tokens, 0);
+  const ByteBill& bill = cold.outcome->bill;
+  EXPECT_GT(bill.tokens, prompt.tokens() + kTail);
+  EXPECT_LE(bill.tail_bytes, config.dense_bytes(kTail + 1));
+  EXPECT_LE(static_cast<double>(bill.segment_bytes), kTheta * static_cast<double>(bill.dense_bytes));
+  auto job = serving.service().ChatJob(body.dump());
+  EXPECT_LE(bill.resident_bytes(), (*job)->live_bytes);
+  EXPECT_GT(shown, 0);
+  EXPECT_LE(shown, static_cast<double>((*job)->live_bytes));
+  EXPECT_LT((*job)->live_bytes, config.dense_bytes(prompt.tokens() + kTokens) * 4 / 5);
 }
 
 TEST(Service, ColdAndWarmAnswersAreTheSame) {

@@ -20,6 +20,7 @@ Serving::Serving(const ServingOptions& o, std::unique_ptr<ContextStore> second) 
   config_ = engine_->cache_config();
   config_.min_tokens = o.min_tokens;
   config_.codec = CodecOptions::ForProfile(Profile::kBlend);
+  config_.LimitTail(o.tail);
   config_.codec.theta = 1.0 / (o.default_ratio > 1 ? o.default_ratio : 4.0);
   pool_ = std::make_unique<ContextPool>(std::move(FingerprintModel(model_)).value(), o.pool_bytes, std::move(second),
                                         "the second store", nullptr);

@@ -17,6 +17,7 @@ struct ServingOptions {
   int64_t context = 4096;
   double default_ratio = 1;
   int64_t min_tokens = 64;
+  int64_t tail = 0;  // --kv-tail
   int threads = 1;
 };
 

@@ -6,9 +6,11 @@ Redis goes, both go on. Exit code 77 (skipped) where there is no redis-server.
 """
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 from clients import Server
@@ -60,13 +62,31 @@ def main():
                 time.sleep(0.1)
             again, cached = ask(two, messages=messages, kv_ratio=2)
             assert again == text and cached > 64, (text, again, cached)
-            redis.kill()
-            redis.wait()
+            # A Redis that hangs: whoever asks it first waits for its time limit, the next ones do not.
+            redis.send_signal(signal.SIGSTOP)
             messages[0]["content"] += " And more."
+            start = time.monotonic()
+            assert ask(one, messages=messages, kv_ratio=2)[1] == 0
+            waited = time.monotonic() - start
+            assert waited < 20, waited
+            for question in ("Why?", "Where?"):
+                start = time.monotonic()
+                messages[1]["content"] = question
+                assert ask(one, messages=messages, kv_ratio=2)[1] > 64
+                assert time.monotonic() - start < 5
+            # One that goes while a request is waiting for it.
+            messages[0]["content"] += " And still more."
+            killer = threading.Timer(1, redis.kill)
+            killer.start()
+            assert ask(two, messages=messages, kv_ratio=2)[1] == 0
+            killer.join()
+            redis.wait()
+            messages[0]["content"] += " And the last."
             for server in (one, two):
                 assert ask(server, messages=messages, kv_ratio=2)[1] == 0
                 assert ask(server, messages=messages, kv_ratio=2)[1] > 64
                 assert server.messages().count("contexts are not shared for now") == 1, server.messages()
+                assert "can be used again" not in server.messages(), server.messages()
     finally:
         redis.kill()
         redis.wait()
