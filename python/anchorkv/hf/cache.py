@@ -7,7 +7,7 @@ import anchorkv
 
 from .attention import LAYER, NAME, as_bool, is_plainly_causal, merged_attention
 from .report import CacheReport
-from .rope import rope_of
+from ..rotary import rope_of
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3")
 WHEN = ("prompt", "decode", "manual")
