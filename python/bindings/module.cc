@@ -3,6 +3,9 @@
 
 #include "arrays.h"
 #include "cache.h"
+#ifdef ANCHORKV_HAS_CUDA
+#include "cuda.h"
+#endif
 #include "rope.h"
 #include "segment.h"
 
@@ -13,4 +16,10 @@ NB_MODULE(_core, module) {
   anchorkv::python::BindRope(module);
   anchorkv::python::BindSegment(module);
   anchorkv::python::BindCache(module);
+#ifdef ANCHORKV_HAS_CUDA
+  module.attr("has_cuda") = true;
+  anchorkv::python::BindCuda(module);
+#else
+  module.attr("has_cuda") = false;
+#endif
 }

@@ -4,6 +4,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 import anchorkv
+import anchorkv.cuda
 
 from .attention import LAYER, NAME, as_bool, is_plainly_causal, merged_attention
 from .report import CacheReport
@@ -189,6 +190,9 @@ class AnchorLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.batch = key_states.shape[0]
+        if self.device.type not in ("cpu", "cuda") or (self.device.type == "cuda" and not anchorkv.cuda.available):
+            raise ValueError(f"the model is on {self.device}, and this build of anchorkv is for the CPU; for NVIDIA GPUs: "
+                             "pip install . -C cmake.define.ANCHORKV_ENABLE_CUDA=ON")
         self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
@@ -305,21 +309,34 @@ class AnchorLayer(CacheLayerMixin):
 
     def _attend_compressed(self, query, mask, scaling):
         batch, q_heads, n, head_dim = query.shape
-        rows = self.tail_rows
-        out = torch.empty(batch, n, q_heads, head_dim, dtype=torch.float32)
-        plain = is_plainly_causal(mask, rows)
-        states = query.detach().float()
-        if plain:
+        if not is_plainly_causal(mask, self.tail_rows):
+            parts, lses = self._attend_segments(query, scaling)
+            merged = merged_attention(query, parts, lses, self.keys, self.values, mask, scaling)
+            return merged.transpose(1, 2).to(query.dtype)
+        if query.is_cuda:
+            out = torch.empty(batch, n, q_heads, head_dim, dtype=query.dtype, device=query.device)
             for b, segment in enumerate(self.segments):
-                anchorkv.attend(states[b], [segment], self.keys[b], self.values[b], scale=scaling, out=out[b].transpose(0, 1))
-            return out.to(query.dtype)
-        parts = torch.empty(batch, q_heads, n, head_dim)
-        lses = torch.empty(batch, q_heads, n)
+                anchorkv.cuda.attend(query[b], [segment], self.keys[b], self.values[b], scale=scaling, out=out[b].transpose(0, 1))
+            return out
+        out = torch.empty(batch, n, q_heads, head_dim, dtype=torch.float32)
+        states = query.detach().float()
         for b, segment in enumerate(self.segments):
-            _, lse = segment.attend(states[b], scale=scaling, out=parts[b])
-            lses[b] = torch.from_numpy(lse)
-        merged = merged_attention(query, parts, lses, self.keys, self.values, mask, scaling)
-        return merged.transpose(1, 2).to(query.dtype)
+            anchorkv.attend(states[b], [segment], self.keys[b], self.values[b], scale=scaling, out=out[b].transpose(0, 1))
+        return out.to(query.dtype)
+
+    def _attend_segments(self, query, scaling):
+        """Attention over the compressed part alone: (out [batch, q_heads, n, head_dim], lse [batch, q_heads, n])."""
+        states = query.detach().float()
+        parts, lses = torch.empty_like(states, memory_format=torch.contiguous_format), states.new_empty(states.shape[:3])
+        for b, segment in enumerate(self.segments):
+            if query.is_cuda:
+                statistics = states.new_empty(2, states.shape[2], states.shape[1])
+                anchorkv.cuda.attend(states[b], [segment], scale=scaling, out=parts[b], lse=statistics)
+                lses[b] = (statistics[0] + statistics[1].log()).transpose(0, 1)
+            else:
+                _, lse = segment.attend(states[b], scale=scaling, out=parts[b])
+                lses[b] = torch.from_numpy(lse)
+        return parts, lses
 
     # --- Compression and the tail
 
@@ -348,8 +365,8 @@ class AnchorLayer(CacheLayerMixin):
         kv_heads, head_dim = self.keys.shape[1], self.keys.shape[3]
         self.keys = self.values = self.queries = self.visible = None
         self.reason = ""
-        # Kernels read float32 and float16.
-        kept = torch.float16 if self.dtype == torch.float16 else torch.float32
+        # Kernels on the CPU read float32 and float16.
+        kept = self.dtype if self.dtype == torch.float16 or self.device.type == "cuda" else torch.float32
         self._buffer = torch.empty(2, self.batch, kv_heads, 0, head_dim, dtype=kept, device=self.device)
         self._use_rows(0)
 
@@ -363,8 +380,9 @@ class AnchorLayer(CacheLayerMixin):
         queries = queries[:, -self.policy.window:].float()
         queries = queries * (self.scaling * queries.shape[-1] ** 0.5)
         policy = self.policy
-        return anchorkv.compress(keys.detach().float().cpu(), values.detach().float().cpu(), queries.cpu(), self.rope,
-                                 ratio=policy.ratio, profile=policy.profile, rotated=True, layer=self.index, **policy.options)
+        segment = anchorkv.compress(keys.detach().cpu(), values.detach().cpu(), queries.cpu(), self.rope, ratio=policy.ratio,
+                                    profile=policy.profile, rotated=True, layer=self.index, **policy.options)
+        return segment.cuda(torch.cuda.current_stream(keys.device).cuda_stream) if keys.is_cuda else segment
 
     def _append(self, key_states, value_states):
         rows = self.tail_rows + key_states.shape[-2]
