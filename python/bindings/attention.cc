@@ -11,8 +11,8 @@
 namespace anchorkv::python {
 namespace {
 
-// As in cache/step_plan.cc: rows that share the work of decoding a tile, items that keep many threads busy, the shortest
-// stretches that are worth an item.
+// As in cache/step_plan.cc: rows that share the work of decoding a tile, items that keep many threads busy, the
+// shortest stretches that are worth an item.
 constexpr int64_t kRowsPerItem = 128;
 constexpr int64_t kEnoughItems = 64;
 constexpr int64_t kMinSegmentStretch = 2048;
@@ -66,7 +66,8 @@ class Step {
     const int64_t tokens = call_.queries.tokens;
     const int64_t most = std::clamp<int64_t>(kRowsPerItem / ratio_, 1, std::max<int64_t>(1, tokens));
     const int64_t blocks = CeilDiv(tokens, most);
-    const int64_t pieces = std::max<int64_t>(1, kEnoughItems / (int64_t{call_.kv_heads} * std::max<int64_t>(1, blocks)));
+    const int64_t pieces =
+        std::max<int64_t>(1, kEnoughItems / (int64_t{call_.kv_heads} * std::max<int64_t>(1, blocks)));
     for (int64_t token = 0; token < tokens; token += most) {
       for (int h = 0; h < call_.kv_heads; ++h) {
         Group group{h, static_cast<int>(token), static_cast<int>(std::min(most, tokens - token)),
@@ -123,9 +124,7 @@ class Step {
     return {};
   }
 
-  int64_t Rows(const Item& item) const {
-    return int64_t{groups_[static_cast<size_t>(item.group)].tokens} * ratio_;
-  }
+  int64_t Rows(const Item& item) const { return int64_t{groups_[static_cast<size_t>(item.group)].tokens} * ratio_; }
 
   void RunItem(size_t i, int thread) const {
     const Item& item = items_[i];

@@ -13,13 +13,13 @@
 namespace anchorkv::python {
 
 struct AttentionCall {
-  HeadsView<const float> queries;               // [q_heads, n, head_dim] after RoPE
-  int kv_heads = 0;                             // of the segments and the tail
-  std::vector<const Segment*> segments;         // all before the queries
-  std::vector<DenseRows> tail;                  // per kv head, or none
-  int64_t tail_rows = 0;                        // the last n are those of the queries: causal
-  HeadsView<float> out;                         // [q_heads, n, head_dim], normalised
-  float* lse = nullptr;                         // optional, [q_heads, n]: log of the sum of exponentials
+  HeadsView<const float> queries;        // [q_heads, n, head_dim] after RoPE
+  int kv_heads = 0;                      // of the segments and the tail
+  std::vector<const Segment*> segments;  // all before the queries
+  std::vector<DenseRows> tail;           // per kv head, or none
+  int64_t tail_rows = 0;                 // the last n are those of the queries: causal
+  HeadsView<float> out;                  // [q_heads, n, head_dim], normalised
+  float* lse = nullptr;                  // optional, [q_heads, n]: log of the sum of exponentials
   const Backend* backend = nullptr;
 };
 

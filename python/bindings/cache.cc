@@ -59,8 +59,8 @@ class PyCache {
     const std::vector<float> v_rows = TokenRows("values", v.view(), config.kv_heads);
     const std::vector<float> q_rows = TokenRows("queries", q.view(), config.q_heads);
     std::vector<float> out(q_rows.size());
-    NumpyFloats result = NewArray({static_cast<size_t>(config.q_heads), static_cast<size_t>(step_),
-                                   static_cast<size_t>(config.head_dim)});
+    NumpyFloats result = NewArray(
+        {static_cast<size_t>(config.q_heads), static_cast<size_t>(step_), static_cast<size_t>(config.head_dim)});
     {
       nb::gil_scoped_release release;
 #pragma omp parallel num_threads(threads_)
@@ -241,10 +241,13 @@ queries [q_heads, n, head_dim], after RoPE, over everything up to themselves: [q
 
 Returns dense_bytes (16-bit keys and values of all layers), bytes, their quotient ratio, largest_ratio that this shape
 and length can reach, and exact_tokens per head.)");
-  module.def("set_threads", [](int threads) {
-    if (threads < 1) Raise(InvalidArgument("threads is " + std::to_string(threads) + "; it must be at least 1"));
-    omp_set_num_threads(threads);
-  }, "threads"_a, "Threads of compression and attention; the default is OMP_NUM_THREADS or one per processor.");
+  module.def(
+      "set_threads",
+      [](int threads) {
+        if (threads < 1) Raise(InvalidArgument("threads is " + std::to_string(threads) + "; it must be at least 1"));
+        omp_set_num_threads(threads);
+      },
+      "threads"_a, "Threads of compression and attention; the default is OMP_NUM_THREADS or one per processor.");
 }
 
 }  // namespace anchorkv::python

@@ -43,8 +43,8 @@ std::shared_ptr<const DeviceRopeTable> DeviceRopeOf(const std::shared_ptr<const 
   const std::lock_guard lock(mutex);
   if (auto found = known[table.get()].lock()) return found;
   // The host's table lives as long as the device's, so that an address is not taken for another table's.
-  auto* made = new std::pair<std::shared_ptr<const RopeTable>, DeviceRopeTable>(table,
-                                                                                Checked(DeviceRopeTable::Make(*table)));
+  auto* made =
+      new std::pair<std::shared_ptr<const RopeTable>, DeviceRopeTable>(table, Checked(DeviceRopeTable::Make(*table)));
   std::shared_ptr<const DeviceRopeTable> shared(&made->second, [made](const DeviceRopeTable*) { delete made; });
   known[table.get()] = shared;
   return shared;
@@ -66,8 +66,8 @@ struct PyCudaSegment {
 
   Status Attend(const cuda::DeviceQueries& queries, const cuda::PartialStates& out, Stream stream) const {
     if (!spectral()) {
-      return cuda::AttendAnchor({std::get<AnchorLayout>(layout), bytes.data(), first_position}, rope->rope(), queries, 0,
-                                tokens, out, stream);
+      return cuda::AttendAnchor({std::get<AnchorLayout>(layout), bytes.data(), first_position}, rope->rope(), queries,
+                                0, tokens, out, stream);
     }
     const cuda::DeviceSpectralSegment segment{std::get<SpectralLayout>(layout), bytes.data(), first_position};
     return cuda::DecodesSpectral(queries, head_dim())
@@ -103,9 +103,8 @@ PySegment ToHost(const PyCudaSegment& self, uintptr_t stream) {
   AlignedBuffer bytes = Checked(AlignedBuffer::Make(self.bytes.size_bytes(), "a segment"));
   Check(cuda::Download(bytes.data(), self.bytes.data(), bytes.size_bytes(), StreamOf(stream)));
   Check(cuda::Synchronize(StreamOf(stream)));
-  const SegmentImage image =
-      std::visit([&](const auto& layout) { return PackedImage(layout, self.first_position, std::move(bytes)); },
-                 self.layout);
+  const SegmentImage image = std::visit(
+      [&](const auto& layout) { return PackedImage(layout, self.first_position, std::move(bytes)); }, self.layout);
   return {Checked(SegmentOf(image, BackendNamed("cpu"), *self.host_rope)), self.host_rope, self.kv_heads};
 }
 
@@ -211,8 +210,9 @@ void Attend(const std::vector<const PyCudaSegment*>& segments, int head_dim, con
 
 void BindCuda(nb::module_& module) {
   nb::class_<PyCudaSegment>(module, "CudaSegment", "A segment in GPU memory. Made by Segment.cuda.")
-      .def_prop_ro("bytes", [](const PyCudaSegment& s) { return s.bytes.size_bytes(); },
-                   "Bytes that it holds, read from its buffer.")
+      .def_prop_ro(
+          "bytes", [](const PyCudaSegment& s) { return s.bytes.size_bytes(); },
+          "Bytes that it holds, read from its buffer.")
       .def_prop_ro("dense_bytes", &PyCudaSegment::dense_bytes, "Bytes of the same keys and values in 16 bits.")
       .def_prop_ro("tokens", [](const PyCudaSegment& s) { return s.tokens; })
       .def_prop_ro("kv_heads", [](const PyCudaSegment& s) { return s.kv_heads; })

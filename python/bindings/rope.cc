@@ -15,8 +15,8 @@ namespace {
 
 using namespace nanobind::literals;
 
-PyRope MakeRope(int head_dim, double base, std::optional<std::vector<double>> frequencies, std::optional<int> rotary_dim,
-                const std::string& pairing, double magnitude, int64_t max_position) {
+PyRope MakeRope(int head_dim, double base, std::optional<std::vector<double>> frequencies,
+                std::optional<int> rotary_dim, const std::string& pairing, double magnitude, int64_t max_position) {
   RopeSpec spec;
   if (pairing != "half" && pairing != "interleaved") {
     Raise(InvalidArgument("pairing is '" + pairing + "'; allowed are half and interleaved"));
@@ -46,8 +46,8 @@ NumpyFloats Turned(const PyRope& self, const AnyArray& rows, int64_t first_posit
                           "; the table is for head dim " + std::to_string(rope.head_dim()) + " and positions below " +
                           std::to_string(rope.max_position())));
   }
-  NumpyFloats out = NewArray({static_cast<size_t>(view.heads), static_cast<size_t>(view.tokens),
-                              static_cast<size_t>(view.head_dim)});
+  NumpyFloats out =
+      NewArray({static_cast<size_t>(view.heads), static_cast<size_t>(view.tokens), static_cast<size_t>(view.head_dim)});
   const HeadsView<float> to = ViewOf(out);
   nb::gil_scoped_release release;
 #pragma omp parallel for collapse(2) schedule(static)
@@ -74,22 +74,27 @@ per position. frequencies: given instead of base, the model's own (``rotary_emb.
 pair. rotary_dim: coordinates that turn (default: all). pairing: 'half' pairs coordinate i with i + rotary_dim / 2, as
 transformers does; 'interleaved' 2i with 2i + 1, as GGUF files of Llama do. magnitude: factor on cosines and sines
 (``attention_scaling`` of transformers). max_position: positions are below it.)")
-      .def("__init__",
-           [](PyRope* self, int head_dim, double base, std::optional<std::vector<double>> frequencies,
-              std::optional<int> rotary_dim, const std::string& pairing, double magnitude, int64_t max_position) {
-             new (self) PyRope(
-                 MakeRope(head_dim, base, std::move(frequencies), rotary_dim, pairing, magnitude, max_position));
-           },
-           "head_dim"_a, "base"_a = 10000.0, nb::kw_only(), "frequencies"_a = nb::none(), "rotary_dim"_a = nb::none(),
-           "pairing"_a = "half", "magnitude"_a = 1.0, "max_position"_a = int64_t{1} << 18)
+      .def(
+          "__init__",
+          [](PyRope* self, int head_dim, double base, std::optional<std::vector<double>> frequencies,
+             std::optional<int> rotary_dim, const std::string& pairing, double magnitude, int64_t max_position) {
+            new (self)
+                PyRope(MakeRope(head_dim, base, std::move(frequencies), rotary_dim, pairing, magnitude, max_position));
+          },
+          "head_dim"_a, "base"_a = 10000.0, nb::kw_only(), "frequencies"_a = nb::none(), "rotary_dim"_a = nb::none(),
+          "pairing"_a = "half", "magnitude"_a = 1.0, "max_position"_a = int64_t{1} << 18)
       .def_prop_ro("head_dim", [](const PyRope& self) { return self.table->head_dim(); })
       .def_prop_ro("max_position", [](const PyRope& self) { return self.table->max_position(); })
       .def_prop_ro("magnitude", [](const PyRope& self) { return self.table->magnitude(); })
-      .def("rotate", [](const PyRope& self, const AnyArray& rows, int64_t first) { return Turned(self, rows, first, false); },
-           "rows"_a, "first_position"_a = 0,
-           "Rows [heads, tokens, head_dim], turned to positions first_position, first_position + 1, ...; a new array.")
-      .def("unrotate", [](const PyRope& self, const AnyArray& rows, int64_t first) { return Turned(self, rows, first, true); },
-           "rows"_a, "first_position"_a = 0, "The inverse of rotate.");
+      .def(
+          "rotate",
+          [](const PyRope& self, const AnyArray& rows, int64_t first) { return Turned(self, rows, first, false); },
+          "rows"_a, "first_position"_a = 0,
+          "Rows [heads, tokens, head_dim], turned to positions first_position, first_position + 1, ...; a new array.")
+      .def(
+          "unrotate",
+          [](const PyRope& self, const AnyArray& rows, int64_t first) { return Turned(self, rows, first, true); },
+          "rows"_a, "first_position"_a = 0, "The inverse of rotate.");
 }
 
 }  // namespace anchorkv::python

@@ -55,10 +55,9 @@ PySegment Compress(const AnyArray& keys, const AnyArray& values, const AnyArray&
   if (rotated && (first_position < 0 || first_position + input.keys.tokens > rope.table->max_position() ||
                   input.keys.head_dim != rope.table->head_dim())) {
     Raise(InvalidArgument("keys of head dim " + std::to_string(input.keys.head_dim) + " at positions " +
-                          std::to_string(first_position) + " to " +
-                          std::to_string(first_position + input.keys.tokens) + "; the RoPE table is for head dim " +
-                          std::to_string(rope.table->head_dim()) + " and positions below " +
-                          std::to_string(rope.table->max_position())));
+                          std::to_string(first_position) + " to " + std::to_string(first_position + input.keys.tokens) +
+                          "; the RoPE table is for head dim " + std::to_string(rope.table->head_dim()) +
+                          " and positions below " + std::to_string(rope.table->max_position())));
   }
   const auto run = [&] {
     nb::gil_scoped_release release;
@@ -79,7 +78,8 @@ void CheckQueries(const HeadsView<const float>& q, int kv_heads, int head_dim) {
 }
 
 // Kernels divide logits by sqrt(head_dim); another scale goes into the queries.
-HeadsView<const float> Scaled(const HeadsView<const float>& q, std::optional<double> scale, std::vector<float>* buffer) {
+HeadsView<const float> Scaled(const HeadsView<const float>& q, std::optional<double> scale,
+                              std::vector<float>* buffer) {
   const auto factor = static_cast<float>(scale.value_or(0.0) * std::sqrt(static_cast<double>(q.head_dim)));
   if (!scale || std::abs(factor - 1.0f) < 1e-7f) return q;
   buffer->resize(static_cast<size_t>(q.heads * q.tokens * q.head_dim));
@@ -139,7 +139,8 @@ void CheckTail(const AnyArray& keys, const AnyArray& values, int64_t tokens, int
            (a.dtype().bits == 32 || a.dtype().bits == 16);
   };
   if (keys.ndim() != 3 || values.ndim() != 3 || !is_float(keys) || keys.dtype() != values.dtype()) {
-    Raise(InvalidArgument("tail keys and values must both be [kv_heads, rows, head_dim] of float32 or both of float16"));
+    Raise(
+        InvalidArgument("tail keys and values must both be [kv_heads, rows, head_dim] of float32 or both of float16"));
   }
   for (int axis = 0; axis < 3; ++axis) {
     if (keys.shape(axis) == values.shape(axis)) continue;
@@ -249,7 +250,8 @@ void Save(const std::string& path, const std::vector<const PySegment*>& segments
 nb::bytes ToBytes(const std::vector<const PySegment*>& segments) {
   const StoredSegmentFile file = FileOf(segments);
   const SegmentFileImage image = Checked(SegmentFileImage::Make(file));
-  nb::bytes out = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(image.total_bytes())));
+  nb::bytes out =
+      nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(image.total_bytes())));
   if (!out.is_valid()) throw nb::python_error();
   char* to = PyBytes_AsString(out.ptr());
   for (const auto& piece : image.pieces()) {
@@ -289,19 +291,26 @@ std::string Repr(const PySegment& self) {
 void BindClass(nb::module_& module) {
   nb::class_<PySegment>(module, "Segment",
                         "A compressed, immutable stretch of one layer's keys and values. Made by anchorkv.compress.")
-      .def_prop_ro("bytes", [](const PySegment& s) { return s.segment->resident_bytes(); },
-                   "Bytes that it holds, read from its buffer.")
+      .def_prop_ro(
+          "bytes", [](const PySegment& s) { return s.segment->resident_bytes(); },
+          "Bytes that it holds, read from its buffer.")
       .def_prop_ro("dense_bytes", &PySegment::dense_bytes, "Bytes of the same keys and values in 16 bits.")
-      .def_prop_ro("ratio", [](const PySegment& s) {
-        return static_cast<double>(s.dense_bytes()) / static_cast<double>(s.segment->resident_bytes());
-      }, "dense_bytes / bytes.")
+      .def_prop_ro(
+          "ratio",
+          [](const PySegment& s) {
+            return static_cast<double>(s.dense_bytes()) / static_cast<double>(s.segment->resident_bytes());
+          },
+          "dense_bytes / bytes.")
       .def_prop_ro("tokens", [](const PySegment& s) { return s.segment->tokens(); })
       .def_prop_ro("first_position", [](const PySegment& s) { return s.segment->first_position(); })
       .def_prop_ro("kv_heads", [](const PySegment& s) { return s.kv_heads; })
       .def_prop_ro("head_dim", &PySegment::head_dim)
-      .def_prop_ro("residual_shares", [](const PySegment& s) {
-        return std::make_pair(s.segment->residual_share(kKeys), s.segment->residual_share(kValues));
-      }, "Shares of the keys and of the values, among those that are not exact, that have a residual or code.")
+      .def_prop_ro(
+          "residual_shares",
+          [](const PySegment& s) {
+            return std::make_pair(s.segment->residual_share(kKeys), s.segment->residual_share(kValues));
+          },
+          "Shares of the keys and of the values, among those that are not exact, that have a residual or code.")
       .def("attend", &AttendSegment, "queries"_a, nb::kw_only(), "scale"_a = nb::none(), "out"_a = nb::none(),
            R"(Attention of queries [q_heads, n, head_dim], after RoPE, over the whole segment; no mask.
 
@@ -309,16 +318,21 @@ Returns (out, lse): out [q_heads, n, head_dim] float32, normalised (the given ar
 natural logarithm of the sum of exponentials, with which outputs over several stretches are merged. scale: of logits,
 default 1 / sqrt(head_dim). Query head h reads kv head h // (q_heads // kv_heads).)")
       .def("dequantize", &Dequantize,
-           "Keys after RoPE and values, [kv_heads, tokens, head_dim] float32 each. For tests and studies: attention does "
+           "Keys after RoPE and values, [kv_heads, tokens, head_dim] float32 each. For tests and studies: attention "
+           "does "
            "not need it.")
-      .def("save", [](const PySegment& s, const std::string& path) { Save(path, {&s}); }, "path"_a,
-           "Writes it to a file, whole or not at all.")
-      .def_static("load", [](const std::string& path) { return Only(SegmentsOf(Checked(ReadSegmentFile(path)))); },
-                  "path"_a, "Maps the file of one segment, after checking every byte; nothing is copied.")
-      .def("to_bytes", [](const PySegment& s) { return ToBytes({&s}); }, "The contents of its file.")
-      .def_static("from_bytes", [](nb::handle data) { return Only(FromBytes(data)); }, "data"_a,
-                  nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> Segment"),
-                  "The segment of a file's contents, which are checked and copied.")
+      .def(
+          "save", [](const PySegment& s, const std::string& path) { Save(path, {&s}); }, "path"_a,
+          "Writes it to a file, whole or not at all.")
+      .def_static(
+          "load", [](const std::string& path) { return Only(SegmentsOf(Checked(ReadSegmentFile(path)))); }, "path"_a,
+          "Maps the file of one segment, after checking every byte; nothing is copied.")
+      .def(
+          "to_bytes", [](const PySegment& s) { return ToBytes({&s}); }, "The contents of its file.")
+      .def_static(
+          "from_bytes", [](nb::handle data) { return Only(FromBytes(data)); }, "data"_a,
+          nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> Segment"),
+          "The segment of a file's contents, which are checked and copied.")
       .def("__repr__", &Repr);
 }
 
@@ -350,8 +364,9 @@ sees the rows up to its own. Returns [q_heads, n, head_dim] float32, `out` if it
 1 / sqrt(head_dim).)");
   module.def("save", &Save, "path"_a, "segments"_a,
              "Writes segments, say of all layers, that share a Rope to one file, whole or not at all.");
-  module.def("load", [](const std::string& path) { return SegmentsOf(Checked(ReadSegmentFile(path))); }, "path"_a,
-             "The segments of a file, mapped, after checking every byte.");
+  module.def(
+      "load", [](const std::string& path) { return SegmentsOf(Checked(ReadSegmentFile(path))); }, "path"_a,
+      "The segments of a file, mapped, after checking every byte.");
   module.def("to_bytes", &ToBytes, "segments"_a, "The contents of the file that save writes.");
   module.def("from_bytes", &FromBytes, "data"_a,
              nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> list[Segment]"),

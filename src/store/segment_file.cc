@@ -37,8 +37,8 @@ Status ReadRope(ByteReader* in, RopeSpec* rope) {
   if (pairing > 1) return DataLoss("its RoPE pairing is " + std::to_string(pairing) + "; allowed are 0 and 1");
   rope->pairing = pairing == 0 ? RopePairing::kInterleaved : RopePairing::kHalfSplit;
   rope->rotary_dim = in->Number<int32_t>();
-  for (double* x :
-       {&rope->freq_base, &rope->freq_scale, &rope->ext_factor, &rope->attn_factor, &rope->beta_fast, &rope->beta_slow}) {
+  for (double* x : {&rope->freq_base, &rope->freq_scale, &rope->ext_factor, &rope->attn_factor, &rope->beta_fast,
+                    &rope->beta_slow}) {
     *x = ReadReal(in);
   }
   rope->original_context = in->Number<int32_t>();

@@ -1,7 +1,7 @@
 // attention_dump PROFILE RATIO IN OUT: what the C++ cache makes of one layer's tensors that Python wrote, for the tests
-// that compare the two. IN: seven int32 (query heads, kv heads, head dim, tokens, window, new tokens, 0), a double (RoPE
-// base), then floats: keys before RoPE [H, S, D], values [H, S, D], queries after RoPE [Q, W, D]; of the new tokens keys
-// after RoPE and values [n, H, D] and queries [n, Q, D]. OUT: attention of the new tokens [n, Q, D].
+// that compare the two. IN: seven int32 (query heads, kv heads, head dim, tokens, window, new tokens, 0), a double
+// (RoPE base), then floats: keys before RoPE [H, S, D], values [H, S, D], queries after RoPE [Q, W, D]; of the new
+// tokens keys after RoPE and values [n, H, D] and queries [n, Q, D]. OUT: attention of the new tokens [n, Q, D].
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
