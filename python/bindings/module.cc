@@ -4,7 +4,7 @@
 #include "arrays.h"
 #include "cache.h"
 #ifdef ANCHORKV_HAS_CUDA
-#include "cuda.h"
+#include "gpu.h"
 #endif
 #include "rope.h"
 #include "segment.h"

@@ -1,7 +1,7 @@
 // Segments in GPU memory and a step's attention over them, on the caller's stream. Arrays come as addresses: this runs
 // once per layer and token, and reading a tensor through DLPack would take longer than the kernels
 // (python/anchorkv/cuda.py takes tensors).
-#include "cuda.h"
+#include "gpu.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
