@@ -239,7 +239,7 @@ class CppTest(unittest.TestCase):
             with self.subTest(profile=profile), tempfile.TemporaryDirectory() as folder:
                 source, target = os.path.join(folder, "in"), os.path.join(folder, "out")
                 with open(source, "wb") as out:
-                    out.write(struct.pack("7id", HEADS * RATIO, HEADS, DIM, 1500, 40, 5, 0, 10000.0))
+                    out.write(struct.pack("=7id", HEADS * RATIO, HEADS, DIM, 1500, 40, 5, 0, 10000.0))
                     for x in (keys, values, queries, *(x.transpose(1, 0, 2) for x in (new_keys, new_values, new_queries))):
                         out.write(np.ascontiguousarray(x).tobytes())
                 subprocess.run([program, profile, "8", source, target], check=True)
