@@ -160,3 +160,10 @@ def create(settings):
 
 
 register_serde_factory(NAME, create)
+
+
+if __name__ == "__main__":
+    # LMCache has no list of serdes to import: its own program, with ours registered.
+    from lmcache.cli.main import main
+
+    main()
