@@ -16,6 +16,7 @@ try:
         estimate,
         from_bytes,
         load,
+        load_with_note,
         save,
         set_threads,
         to_bytes,
@@ -27,6 +28,6 @@ except ImportError as error:
     __all__ = []
 else:
     __all__ = [
-        "Error", "KvCache", "Rope", "Segment", "__version__", "attend", "compress", "estimate", "from_bytes", "load", "save",
+        "Error", "KvCache", "Rope", "Segment", "__version__", "attend", "compress", "estimate", "from_bytes", "load", "load_with_note", "save",
         "set_threads", "to_bytes",
     ]

@@ -218,8 +218,9 @@ std::pair<NumpyFloats, NumpyFloats> Dequantize(const PySegment& self) {
 
 // --- Files
 
-StoredSegmentFile FileOf(const std::vector<const PySegment*>& segments) {
+StoredSegmentFile FileOf(const std::vector<const PySegment*>& segments, const std::string& note = {}) {
   StoredSegmentFile file;
+  file.note = note;
   file.writer = "anchorkv " ANCHORKV_VERSION;
   if (segments.empty()) Raise(InvalidArgument("there are no segments to store"));
   const RopeTable* rope = segments[0]->rope.get();
@@ -243,8 +244,8 @@ std::vector<PySegment> SegmentsOf(const StoredSegmentFile& file) {
   return segments;
 }
 
-void Save(const std::string& path, const std::vector<const PySegment*>& segments) {
-  Check(WriteSegmentFile(path, FileOf(segments)));
+void Save(const std::string& path, const std::vector<const PySegment*>& segments, const std::string& note) {
+  Check(WriteSegmentFile(path, FileOf(segments, note)));
 }
 
 nb::bytes ToBytes(const std::vector<const PySegment*>& segments) {
@@ -322,7 +323,7 @@ default 1 / sqrt(head_dim). Query head h reads kv head h // (q_heads // kv_heads
            "does "
            "not need it.")
       .def(
-          "save", [](const PySegment& s, const std::string& path) { Save(path, {&s}); }, "path"_a,
+          "save", [](const PySegment& s, const std::string& path) { Save(path, {&s}, {}); }, "path"_a,
           "Writes it to a file, whole or not at all.")
       .def_static(
           "load", [](const std::string& path) { return Only(SegmentsOf(Checked(ReadSegmentFile(path)))); }, "path"_a,
@@ -362,11 +363,20 @@ queries: [q_heads, n, head_dim] after RoPE. segments: all of them before the que
 [kv_heads, rows, head_dim] float32 or float16, keys after RoPE; the last n rows are the queries' own tokens, and query i
 sees the rows up to its own. Returns [q_heads, n, head_dim] float32, `out` if it is given. scale: of logits, default
 1 / sqrt(head_dim).)");
-  module.def("save", &Save, "path"_a, "segments"_a,
-             "Writes segments, say of all layers, that share a Rope to one file, whole or not at all.");
+  module.def(
+      "save", &Save, "path"_a, "segments"_a, "note"_a = "",
+      "Writes segments, say of all layers, that share a Rope to one file, whole or not at all; and a text of the "
+      "caller's own.");
   module.def(
       "load", [](const std::string& path) { return SegmentsOf(Checked(ReadSegmentFile(path))); }, "path"_a,
       "The segments of a file, mapped, after checking every byte.");
+  module.def(
+      "load_with_note",
+      [](const std::string& path) {
+        const StoredSegmentFile file = Checked(ReadSegmentFile(path));
+        return std::make_pair(SegmentsOf(file), file.note);
+      },
+      "path"_a, "(segments, note) of a file that save wrote.");
   module.def("to_bytes", &ToBytes, "segments"_a, "The contents of the file that save writes.");
   module.def("from_bytes", &FromBytes, "data"_a,
              nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> list[Segment]"),

@@ -87,6 +87,7 @@ Result<StoredSegmentFile> Read(std::span<const std::byte> bytes, const std::shar
                        "; this program reads version " + std::to_string(kVersion));
   }
   file.writer = in.Text();
+  file.note = in.Text();
   file.head_dim = in.Number<int32_t>();
   file.max_position = in.Number<int64_t>();
   AKV_RETURN_IF_ERROR(ReadRope(&in, &file.rope));
@@ -114,6 +115,7 @@ Result<SegmentFileImage> SegmentFileImage::Make(const StoredSegmentFile& file) {
     ByteWriter out;
     out.Number(kVersion);
     out.Text(file.writer);
+    out.Text(file.note);
     out.Number(static_cast<int32_t>(file.head_dim));
     out.Number(file.max_position);
     WriteRope(&out, file.rope);

@@ -18,6 +18,7 @@ namespace anchorkv {
 
 struct StoredSegmentFile {
   std::string writer;  // "anchorkv 0.1.0"
+  std::string note;    // the caller's own: where the segments come from, say
   RopeSpec rope;
   int head_dim = 0;
   int64_t max_position = 0;  // of the RoPE table

@@ -15,6 +15,7 @@ namespace {
 StoredSegmentFile SmallFile() {
   StoredSegmentFile file;
   file.writer = "test";
+  file.note = "of a test";
   file.head_dim = 16;
   file.max_position = 200;
   file.rope.pairing = RopePairing::kInterleaved;
@@ -44,6 +45,7 @@ TEST(SegmentFile, ComesBackAsItWas) {
   const auto read = Parse(bytes);
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ(read->writer, "test");
+  EXPECT_EQ(read->note, "of a test");
   EXPECT_EQ(read->head_dim, 16);
   EXPECT_EQ(read->max_position, 200);
   EXPECT_EQ(read->rope.pairing, RopePairing::kInterleaved);

@@ -1,5 +1,8 @@
 """AnchorKVCache: a transformers cache whose full-attention layers are compressed when the prompt has been read."""
 
+import hashlib
+import json
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -56,6 +59,7 @@ class AnchorKVCache(Cache):
         if rope is None:
             raise ValueError("every layer has a sliding window: there is nothing to compress")
         super().__init__(layers=layers)
+        self._fingerprint = fingerprint(model, config)
         self._marks = {}  # of sliding layers: keys, values and length at the end of the prompt
         self._set_attention(model)
 
@@ -115,6 +119,38 @@ class AnchorKVCache(Cache):
         layer = self.layers[index]
         self._marks[index] = (layer.keys, layer.values, layer.cumulative_length)
 
+    def save(self, path):
+        """Writes the compressed prompt to a file, whole or not at all: AnchorKVCache.load goes on from it without reading
+        the prompt again. For one sequence, without padding, of a model without sliding-window layers; what came after the
+        prompt is not stored."""
+        layers = list(self._anchor_layers())
+        if len(layers) != len(self.layers):
+            raise ValueError("a cache with sliding-window layers cannot be saved")
+        if any(layer.segments is None for layer in layers):
+            raise ValueError("there is no compressed prompt to save: " + (layers[0].reason or "nothing has been read yet"))
+        segments = [layer.segments[0] for layer in layers]
+        if layers[0].batch != 1 or segments[0].tokens != layers[0].prompt_tokens:
+            raise ValueError(f"a cache of {layers[0].batch} sequences; one without padding can be saved")
+        on_host = [s.cpu() if hasattr(s, "cpu") else s for s in segments]
+        anchorkv.save(str(path), on_host, json.dumps({"kind": "anchorkv.hf", "model": self._fingerprint}))
+
+    @classmethod
+    def load(cls, model, path):
+        """The cache that save() wrote, for the same model; ValueError for another one. The next token is the one behind
+        the prompt."""
+        segments, note = anchorkv.load_with_note(str(path))
+        cache = cls(model)
+        layers = list(cache._anchor_layers())
+        stored = json.loads(note) if note.startswith("{") else {}
+        if stored.get("kind") != "anchorkv.hf":
+            raise ValueError(f"{path} was not written by AnchorKVCache.save")
+        if stored.get("model") != cache._fingerprint or len(layers) != len(cache.layers) or len(segments) != len(layers):
+            raise ValueError(f"{path} was made with another model or other weights")
+        parameter = next(model.parameters())
+        for layer, segment in zip(layers, segments):
+            layer.restore(segment, parameter.dtype, parameter.device)
+        return cache
+
     def crop(self, tokens):
         """Negative: removes so many tokens from the end. Positive: keeps so many. Exact inside the tail and at its
         start; inside the compressed prompt it is refused."""
@@ -148,6 +184,18 @@ class AnchorKVCache(Cache):
 
     def _anchor_layers(self):
         return (layer for layer in self.layers if isinstance(layer, AnchorLayer))
+
+
+def fingerprint(model, config):
+    """Tells models apart: what shapes keys and values, and samples of every layer's weights that make them."""
+    digest = hashlib.sha256()
+    named = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
+    digest.update(json.dumps({name: repr(getattr(config, name, None)) for name in named}).encode())
+    for name, parameter in model.named_parameters():
+        if name.endswith(("k_proj.weight", "v_proj.weight", "embed_tokens.weight")):
+            rows = parameter.detach()[:: max(1, parameter.shape[0] // 8)][:8, :64]
+            digest.update(rows.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Policy:
@@ -190,10 +238,13 @@ class AnchorLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.batch = key_states.shape[0]
+        self._check_device()
+        self.is_initialized = True
+
+    def _check_device(self):
         if self.device.type not in ("cpu", "cuda") or (self.device.type == "cuda" and not anchorkv.cuda.available):
             raise ValueError(f"the model is on {self.device}, and this build of anchorkv is for the CPU; for NVIDIA GPUs: "
                              "pip install . -C cmake.define.ANCHORKV_ENABLE_CUDA=ON")
-        self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
         if not self.is_initialized:
@@ -359,12 +410,20 @@ class AnchorLayer(CacheLayerMixin):
         segments = []
         for b in range(self.batch):
             segments.append(self._compress_sequence(b))
-        self.segments = segments
-        self.state = "compressed"
-        self.prompt_tokens = self.keys.shape[-2]
-        kv_heads, head_dim = self.keys.shape[1], self.keys.shape[3]
+        prompt_tokens = self.keys.shape[-2]
         self.keys = self.values = self.queries = self.visible = None
-        self.reason = ""
+        self._become_compressed(segments, prompt_tokens)
+
+    def restore(self, segment, dtype, device):
+        """Becomes the compressed layer of one sequence that read segment.tokens tokens."""
+        self.dtype, self.device, self.batch, self.is_initialized = dtype, device, 1, True
+        self._check_device()
+        self._become_compressed([on_device(segment, device)], segment.tokens)
+
+    def _become_compressed(self, segments, prompt_tokens):
+        self.segments, self.prompt_tokens = segments, prompt_tokens
+        self.state, self.reason = "compressed", ""
+        kv_heads, head_dim = segments[0].kv_heads, segments[0].head_dim
         # Kernels on the CPU read float32 and float16.
         kept = self.dtype if self.dtype == torch.float16 or self.device.type == "cuda" else torch.float32
         self._buffer = torch.empty(2, self.batch, kv_heads, 0, head_dim, dtype=kept, device=self.device)
@@ -382,7 +441,7 @@ class AnchorLayer(CacheLayerMixin):
         policy = self.policy
         segment = anchorkv.compress(keys.detach().cpu(), values.detach().cpu(), queries.cpu(), self.rope, ratio=policy.ratio,
                                     profile=policy.profile, rotated=True, layer=self.index, **policy.options)
-        return segment.cuda(torch.cuda.current_stream(keys.device).cuda_stream) if keys.is_cuda else segment
+        return on_device(segment, keys.device)
 
     def _append(self, key_states, value_states):
         rows = self.tail_rows + key_states.shape[-2]
@@ -415,6 +474,10 @@ class AnchorLayer(CacheLayerMixin):
         dense = sum(s.dense_bytes for s in self.segments) + row * self.batch * self.tail_rows
         reserved = self._buffer.numel() * self._buffer.element_size() - exact
         return dense, sum(s.bytes for s in distinct), exact, reserved
+
+
+def on_device(segment, device):
+    return segment.cuda(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else segment
 
 
 def sliding_bill(layer, mark):

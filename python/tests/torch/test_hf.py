@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 import weakref
 
@@ -107,6 +108,32 @@ class CompressedTest(unittest.TestCase):
             cache.rewind()
             after = ask(first)
             self.assertTrue(all(torch.equal(a, b) for a, b in zip(before.logits, after.logits, strict=True)))
+
+    def test_saved_prompts_go_on_as_before(self):
+        model, ids = models.model("qwen3"), models.tokens(615)
+        cache = AnchorKVCache(model, ratio=4)
+        expected = steps(model, cache, ids, 600)[:, 600:]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "prompt.akv")
+            cache.save(path)
+            restored = AnchorKVCache.load(model, path)
+            self.assertEqual((restored.get_seq_length(), restored.report().segment_bytes), (600, cache.report().segment_bytes))
+            self.assertTrue(torch.equal(steps(model, restored, ids[:, 600:]), expected))
+            restored.rewind()
+            self.assertEqual(restored.get_seq_length(), 600)
+            for other in (models.model("qwen3", seed=5), models.model("llama")):
+                with self.assertRaisesRegex(ValueError, "another model"):
+                    AnchorKVCache.load(other, path)
+            with self.assertRaisesRegex(ValueError, "no compressed prompt"):
+                AnchorKVCache(model).save(path)
+            anchorkv.save(path, [layer.segments[0] for layer in cache.layers])
+            with self.assertRaisesRegex(ValueError, "not written by"):
+                AnchorKVCache.load(model, path)
+        gemma = models.model("gemma3")
+        sliding = AnchorKVCache(gemma)
+        steps(gemma, sliding, ids)
+        with self.assertRaisesRegex(ValueError, "sliding"):
+            sliding.save("nowhere")
 
     def test_batches_with_padding_are_their_sequences_alone(self):
         for name in ("llama", "gemma3"):
