@@ -48,6 +48,18 @@ Status ReadRope(ByteReader* in, RopeSpec* rope) {
   return {};
 }
 
+std::vector<std::byte> Description(const StoredSegmentFile& file) {
+  ByteWriter out;
+  out.Number(kVersion);
+  out.Text(file.writer);
+  out.Text(file.note);
+  out.Number(static_cast<int32_t>(file.head_dim));
+  out.Number(file.max_position);
+  WriteRope(&out, file.rope);
+  WriteLayers(&out, file.segments);
+  return out.Take();
+}
+
 Status CheckSegments(const StoredSegmentFile& file) {
   if (file.segments.empty()) return DataLoss("it holds no segments");
   for (size_t l = 0; l < file.segments.size(); ++l) {
@@ -112,15 +124,7 @@ Result<SegmentFileImage> SegmentFileImage::Make(const StoredSegmentFile& file) {
     if (const Status status = CheckSegments(file); !status.ok()) {
       return InvalidArgument("segments that cannot be stored: " + status.message());
     }
-    ByteWriter out;
-    out.Number(kVersion);
-    out.Text(file.writer);
-    out.Text(file.note);
-    out.Number(static_cast<int32_t>(file.head_dim));
-    out.Number(file.max_position);
-    WriteRope(&out, file.rope);
-    WriteLayers(&out, file.segments);
-    const std::vector<std::byte> description = out.Take();
+    const std::vector<std::byte> description = Description(file);
     std::vector<Section> sections = {{kSegmentsKind, 0, true, description}};
     for (size_t l = 0; l < file.segments.size(); ++l) {
       sections.push_back({kBytesKind, static_cast<uint32_t>(l), true, file.segments[l].bytes});
