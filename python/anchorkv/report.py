@@ -11,7 +11,12 @@ import pathlib
 import re
 import sys
 
-from . import figures, page, results, style, summary, tables
+try:
+    from . import figures, page, results, style, summary, tables
+except ModuleNotFoundError as missing:
+    if missing.name not in ("matplotlib", "numpy"):
+        raise
+    raise SystemExit(f"report: {missing.name} is missing; pip install 'anchorkv[report]'") from None
 from .results import SUITE_NAMES, ReportError
 
 

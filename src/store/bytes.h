@@ -15,6 +15,8 @@ namespace anchorkv {
 
 class ByteWriter {
  public:
+  ByteWriter() { bytes_.reserve(kUsualBytes); }
+
   template <typename T>
   void Number(T value) {
     static_assert(std::is_integral_v<T>);
@@ -30,6 +32,8 @@ class ByteWriter {
   std::vector<std::byte> Take() { return std::move(bytes_); }
 
  private:
+  static constexpr size_t kUsualBytes = 256;
+
   std::vector<std::byte> bytes_;
 };
 

@@ -21,46 +21,12 @@ constexpr uint32_t kPropertiesKind = SectionKind("PROP");
 constexpr uint32_t kTokensKind = SectionKind("TOKN");
 constexpr uint32_t kLayersKind = SectionKind("LAYR");
 constexpr uint32_t kBytesKind = SectionKind("BYTE");
-constexpr size_t kMaxNumbers = 64;           // of a layer
 constexpr int64_t kParallelBytes = 1 << 20;  // less is not worth waking threads
 
 std::string LayerName(size_t layer) { return "layer " + std::to_string(layer); }
 
 Status InLayer(size_t layer, const Status& status) {
   return status.ok() ? status : Status(status.code(), LayerName(layer) + ": " + status.message());
-}
-
-// --- What describes the layers
-
-std::vector<std::byte> LayerBytes(const std::vector<SegmentImage>& layers) {
-  ByteWriter out;
-  out.Number(static_cast<uint32_t>(layers.size()));
-  for (const SegmentImage& layer : layers) {
-    out.Number(static_cast<uint32_t>(layer.format));
-    out.Number(layer.version);
-    out.Number(layer.first_position);
-    out.Number(static_cast<uint32_t>(layer.numbers.size()));
-    for (const int64_t number : layer.numbers) out.Number(number);
-  }
-  return out.Take();
-}
-
-Status ReadLayers(std::span<const std::byte> bytes, std::vector<SegmentImage>* layers) {
-  ByteReader in(bytes);
-  const auto count = in.Number<uint32_t>();
-  for (uint32_t l = 0; l < count && in.ok(); ++l) {
-    SegmentImage layer;
-    layer.format = static_cast<SegmentFormat>(in.Number<uint32_t>());
-    layer.version = in.Number<uint32_t>();
-    layer.first_position = in.Number<int64_t>();
-    const auto numbers = in.Number<uint32_t>();
-    if (numbers > kMaxNumbers)
-      return DataLoss(LayerName(l) + " is described by " + std::to_string(numbers) + " numbers");
-    for (uint32_t i = 0; i < numbers; ++i) layer.numbers.push_back(in.Number<int64_t>());
-    layers->push_back(std::move(layer));
-  }
-  if (in.ok() && in.at_end() && count > 0) return {};
-  return DataLoss("the description of its layers is damaged");
 }
 
 // --- Properties
@@ -201,7 +167,9 @@ Result<StoredContext> Read(std::span<const std::byte> file, const std::shared_pt
   if (tokens.empty() || tokens.size() % sizeof(int32_t) != 0) return DataLoss("its tokens are damaged");
   context.tokens.resize(tokens.size() / sizeof(int32_t));
   std::memcpy(context.tokens.data(), tokens.data(), tokens.size());
-  AKV_RETURN_IF_ERROR(ReadLayers(single[2]->bytes, &context.layers));
+  ByteReader list(single[2]->bytes);
+  AKV_RETURN_IF_ERROR(ReadLayers(&list, &context.layers));
+  if (!list.at_end()) return DataLoss("the description of its layers is damaged");
   if (bytes.size() != context.layers.size()) {
     return DataLoss("it describes " + std::to_string(context.layers.size()) + " layers and holds " +
                     std::to_string(bytes.size()));
@@ -255,7 +223,9 @@ Result<ContextImage> ContextImage::Make(const StoredContext& context) {
       return InvalidArgument("a context that cannot be stored: " + status.message());
     }
     const std::vector<std::byte> properties = ContextProperties(context).Bytes();
-    const std::vector<std::byte> layers = LayerBytes(context.layers);
+    ByteWriter list;
+    WriteLayers(&list, context.layers);
+    const std::vector<std::byte> layers = list.Take();
     std::vector<Section> sections = {{kPropertiesKind, 0, true, properties},
                                      {kTokensKind, 0, true, std::as_bytes(std::span(context.tokens))},
                                      {kLayersKind, 0, true, layers}};

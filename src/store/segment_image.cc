@@ -9,6 +9,7 @@ namespace {
 
 // kv_heads, head_dim, tokens, bits of an element.
 constexpr size_t kRowsNumbers = 4;
+constexpr uint32_t kMaxNumbers = 64;  // of a layer
 
 void Own(AlignedBuffer bytes, SegmentImage* image) {
   const auto owner = std::make_shared<const AlignedBuffer>(std::move(bytes));
@@ -44,6 +45,35 @@ Status CheckRowsImage(const SegmentImage& image, int kv_heads, int head_dim) {
 }
 
 }  // namespace
+
+void WriteLayers(ByteWriter* out, const std::vector<SegmentImage>& layers) {
+  out->Number(static_cast<uint32_t>(layers.size()));
+  for (const SegmentImage& layer : layers) {
+    out->Number(static_cast<uint32_t>(layer.format));
+    out->Number(layer.version);
+    out->Number(layer.first_position);
+    out->Number(static_cast<uint32_t>(layer.numbers.size()));
+    for (const int64_t number : layer.numbers) out->Number(number);
+  }
+}
+
+Status ReadLayers(ByteReader* in, std::vector<SegmentImage>* layers) {
+  const auto count = in->Number<uint32_t>();
+  for (uint32_t l = 0; l < count && in->ok(); ++l) {
+    SegmentImage layer;
+    layer.format = static_cast<SegmentFormat>(in->Number<uint32_t>());
+    layer.version = in->Number<uint32_t>();
+    layer.first_position = in->Number<int64_t>();
+    const auto numbers = in->Number<uint32_t>();
+    if (numbers > kMaxNumbers) {
+      return DataLoss("layer " + std::to_string(l) + " is described by " + std::to_string(numbers) + " numbers");
+    }
+    for (uint32_t i = 0; i < numbers; ++i) layer.numbers.push_back(in->Number<int64_t>());
+    layers->push_back(std::move(layer));
+  }
+  if (in->ok() && count > 0) return {};
+  return DataLoss("the description of its layers is damaged");
+}
 
 Status CheckNumber(const char* name, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return {};
