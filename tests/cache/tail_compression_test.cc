@@ -91,25 +91,25 @@ TEST(TailCompression, InfeasibleTailStaysExactAndSaysSo) {
 
 // A tail too short for theta may take the bytes that the prompt has left over, and no more.
 TEST(TailCompression, ShortTailIsClampedWhereThetaHoldsOverTheCache) {
-  CacheConfig config = TailConfig(50);
+  CacheConfig config = TailConfig(35);
   config.codec = CodecOptions::ForProfile(Profile::kPaper);  // leaves bytes over at mild ratios
   config.codec.theta = .35;
   const auto dense = [&](int64_t tokens) {
     return static_cast<double>(LayerShape{config.kv_heads, config.head_dim, tokens}.dense_bytes());
   };
-  ASSERT_EQ(PlanBudget({config.kv_heads, config.head_dim, 60}, TailCodec(config)).status().code(),
+  ASSERT_EQ(PlanBudget({config.kv_heads, config.head_dim, 36}, TailCodec(config)).status().code(),
             StatusCode::kInfeasible);
   CacheDriver driver(config, 38);
   ASSERT_TRUE(driver.AddPrompt(600).ok());
-  driver.Step(60);
+  driver.Step(36);
   ASSERT_TRUE(driver.cache().MaybeCompressTail().ok());
-  ASSERT_EQ(driver.cache().compressed_tokens(), 660);
+  ASSERT_EQ(driver.cache().compressed_tokens(), 636);
   EXPECT_EQ(driver.cache().bill().skipped_reason, "");
   for (int l = 0; l < config.layers; ++l) {
     const auto& segments = driver.cache().segments(l);
     ASSERT_EQ(segments.size(), 2u);
-    EXPECT_GT(static_cast<double>(segments[1]->resident_bytes()), .35 * dense(60));
-    EXPECT_LE(static_cast<double>(segments[0]->resident_bytes() + segments[1]->resident_bytes()), .35 * dense(660));
+    EXPECT_GT(static_cast<double>(segments[1]->resident_bytes()), .35 * dense(36));
+    EXPECT_LE(static_cast<double>(segments[0]->resident_bytes() + segments[1]->resident_bytes()), .35 * dense(636));
   }
 }
 
