@@ -62,7 +62,7 @@ TEST_F(Oracle, F32WeightsGiveTheSameLogits) {
     const std::vector<float> rows(reference.begin(), reference.begin() + static_cast<ptrdiff_t>(kFirst) * vocab);
     const Distance own = Compare(rows, OracleLogits(path, first, {.ubatch = 1}), vocab);
     Print("F32, libllama token by token", own, kFirst);
-    constexpr double kChance = 2;  // two draws of the same rounding noise
+    constexpr double kChance = 2;  // two draws of the same rounding noise: measured .044 here against .040
     EXPECT_LT(appended.max_difference, kChance * own.max_difference);
     EXPECT_LT(appended.mean_kl, kChance * own.mean_kl);
   }
