@@ -111,7 +111,7 @@ TEST_F(StoredTest, InspectShowsWhatIsInAFile) {
   EXPECT_EQ(json["fits_model"], true);
   EXPECT_EQ(json["source"], "document.txt");
   EXPECT_EQ(json["layers"], 30);
-  EXPECT_EQ(json["format"], "anchor");
+  EXPECT_EQ(json["format"], "adaptive");
   EXPECT_EQ(json["options"]["anchors"], 40);
   EXPECT_EQ(json["options"]["theta"], 0.25);
   EXPECT_EQ(json["file_bytes"], std::filesystem::file_size(file_));
