@@ -6,7 +6,7 @@
 
 namespace anchorkv::cuda {
 
-// Positions of a block that sums over them.
+// Threads of a block that sums over positions.
 inline constexpr int kSumThreads = 256;
 
 struct SpectralArgs {
