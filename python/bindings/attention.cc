@@ -7,20 +7,10 @@
 #include <limits>
 
 #include "base/aligned_buffer.h"
+#include "cache/step_cut.h"
 
 namespace anchorkv::python {
 namespace {
-
-// As in cache/step_plan.cc: rows that share the work of decoding a tile, items that keep many threads busy, the
-// shortest stretches that are worth an item.
-constexpr int64_t kRowsPerItem = 128;
-constexpr int64_t kEnoughItems = 64;
-constexpr int64_t kMinSegmentStretch = 2048;
-constexpr int64_t kMinTailStretch = 512;
-constexpr size_t kAlign = 64;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-size_t AlignUp(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 
 struct Item {
   int group = 0;
@@ -55,8 +45,7 @@ class Step {
 
  private:
   void AddStretches(int source, int64_t length, int64_t shortest, int64_t pieces) {
-    const int64_t stretch =
-        CeilDiv(std::max(CeilDiv(length, pieces), shortest), int64_t{kTileTokens}) * int64_t{kTileTokens};
+    const int64_t stretch = StretchLength(length, pieces, shortest, kTileTokens);
     for (int64_t first = 0; first < length; first += stretch) {
       items_.push_back({static_cast<int>(groups_.size()), source, first, std::min(length, first + stretch)});
     }

@@ -92,6 +92,19 @@ HeadsView<const float> Scaled(const HeadsView<const float>& q, std::optional<dou
   return out;
 }
 
+// Where outputs of the shape of `queries` go: `out`, checked, or a new array. What Python gets.
+nb::object Destination(const std::optional<FloatArray>& out, const HeadsView<const float>& queries,
+                       HeadsView<float>* to) {
+  if (out) {
+    *to = Output("out", *out, queries.heads, queries.tokens, queries.head_dim);
+    return nb::cast(*out);
+  }
+  NumpyFloats fresh = NewArray(
+      {static_cast<size_t>(queries.heads), static_cast<size_t>(queries.tokens), static_cast<size_t>(queries.head_dim)});
+  *to = ViewOf(fresh);
+  return nb::cast(fresh);
+}
+
 std::pair<nb::object, NumpyFloats> AttendSegment(const PySegment& self, const AnyArray& queries,
                                                  std::optional<double> scale, std::optional<FloatArray> out) {
   const Heads q("queries", queries);
@@ -104,16 +117,7 @@ std::pair<nb::object, NumpyFloats> AttendSegment(const PySegment& self, const An
   call.backend = &BackendNamed("cpu");
   NumpyFloats lse = NewArray({static_cast<size_t>(q.view().heads), static_cast<size_t>(q.view().tokens)});
   call.lse = lse.data();
-  nb::object result;
-  if (out) {
-    call.out = Output("out", *out, q.view().heads, q.view().tokens, q.view().head_dim);
-    result = nb::cast(*out);
-  } else {
-    NumpyFloats fresh = NewArray({static_cast<size_t>(q.view().heads), static_cast<size_t>(q.view().tokens),
-                                  static_cast<size_t>(q.view().head_dim)});
-    call.out = ViewOf(fresh);
-    result = nb::cast(fresh);
-  }
+  nb::object result = Destination(out, q.view(), &call.out);
   const auto run = [&] {
     nb::gil_scoped_release release;
     return Attend(call);
@@ -185,16 +189,7 @@ nb::object AttendAll(const AnyArray& queries, const std::vector<const PySegment*
   if (call.kv_heads == 0) Raise(InvalidArgument("nothing to attend to: there are no segments and no tail"));
   std::vector<float> scaled;
   call.queries = Scaled(view, scale, &scaled);
-  nb::object result;
-  if (out) {
-    call.out = Output("out", *out, view.heads, view.tokens, view.head_dim);
-    result = nb::cast(*out);
-  } else {
-    NumpyFloats fresh = NewArray(
-        {static_cast<size_t>(view.heads), static_cast<size_t>(view.tokens), static_cast<size_t>(view.head_dim)});
-    call.out = ViewOf(fresh);
-    result = nb::cast(fresh);
-  }
+  nb::object result = Destination(out, view, &call.out);
   const auto run = [&] {
     nb::gil_scoped_release release;
     return Attend(call);

@@ -5,27 +5,10 @@
 
 #include "cache/dense_tail.h"
 #include "cache/sliding.h"
+#include "cache/step_cut.h"
 
 namespace anchorkv {
 namespace {
-
-// Query rows that one item serves: enough to share the work of decoding a tile, few enough for their
-// states to stay in the cache of a core.
-constexpr int kRowsPerItem = 128;
-// Items that keep many threads busy; sources are cut further only until a layer has this many.
-constexpr int64_t kEnoughItems = 64;
-// The shortest stretches worth an item of their own. A stretch of a compressed segment pays for its
-// anchors once, which is why it is longer.
-constexpr int64_t kMinSegmentStretch = 2048;
-constexpr int64_t kMinTailStretch = 512;
-constexpr size_t kAlign = 64;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-size_t AlignUp(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
-
-int64_t StretchLength(int64_t length, int64_t pieces, int64_t shortest, int64_t granularity) {
-  return CeilDiv(std::max(CeilDiv(length, pieces), shortest), granularity) * granularity;
-}
 
 size_t StateFloats(int rows, int head_dim) { return static_cast<size_t>(rows) * static_cast<size_t>(head_dim + 2); }
 
