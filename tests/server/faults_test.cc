@@ -90,19 +90,25 @@ test::ScratchDirectory* FaultsTest::models_ = nullptr;
 std::string FaultsTest::model_;
 
 // The folder has whole contexts and leftovers of the killed server; the next one removes those and serves the others.
+// The moments of the kills are parts of what one upload takes here: builds with sanitizers need ten times as long.
 TEST_F(FaultsTest, KilledWhileUploading) {
   const std::string leftover = folder_ + "/0123456789abcdef0123456789abcdef.akv.AbCd12.part";
   std::ofstream(leftover) << "half a context";
   std::ofstream(folder_ + "/notes.txt") << "not the server's";
   int document = 0;
+  Start();
+  const auto began = std::chrono::steady_clock::now();
+  const std::string first = Upload(Words(400, ++document));
+  ASSERT_TRUE(Becomes([&] { return fs::exists(folder_ + "/" + first + ".akv"); }));
+  const auto one_upload = std::chrono::steady_clock::now() - began;
   for (int round = 0; round < 8; ++round) {
-    Start();
+    if (round > 0) Start();
     EXPECT_FALSE(fs::exists(leftover));
     std::atomic<bool> stop{false};
     std::thread uploads([&] {
       while (!stop) Upload(Words(400, ++document));
     });
-    std::this_thread::sleep_for(std::chrono::milliseconds(150 + 37 * round));
+    std::this_thread::sleep_for(one_upload * (2 + round) / 4);
     server_->Signal(SIGKILL);
     server_->Wait();
     stop = true;
@@ -120,7 +126,7 @@ TEST_F(FaultsTest, KilledWhileUploading) {
     if (entry.path().extension() == ".akv") ids.push_back(entry.path().stem());
   }
   EXPECT_TRUE(fs::exists(folder_ + "/notes.txt"));
-  ASSERT_GT(ids.size(), 0u) << "no upload was ever finished";
+  EXPECT_TRUE(fs::exists(folder_ + "/" + first + ".akv"));
   for (const std::string& id : ids) EXPECT_NE(Ask(id), "no answer");
 }
 
