@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "base/aligned_buffer.h"
+#include "base/build_info.h"
 #include "capi/internal.h"
 #include "store/segment_file.h"
 
@@ -20,7 +21,7 @@ Result<StoredSegmentFile> FileOf(const anchorkv_segment* const* segments, int64_
                            std::to_string(kMaxSections));
   }
   StoredSegmentFile file;
-  file.writer = "anchorkv " ANCHORKV_VERSION;
+  file.writer = "anchorkv " + std::string(BuildVersion());
   if (note != nullptr) file.note = note;
   for (int64_t i = 0; i < count; ++i) {
     AKV_RETURN_IF_ERROR(CheckGiven(("segment " + std::to_string(i)).c_str(), segments[i]));

@@ -4,14 +4,13 @@
 namespace anchorkv::capi {
 namespace {
 
-// "commit 0123..., SIMD AVX2 AVX3 (in use: cpu/AVX3), CUDA 80 90a-real".
+// "commit 0123..., SIMD AVX3 AVX2 (in use: cpu/AVX3)". Without CUDA, which the C interface does not reach.
 std::string Features() {
   std::string text;
   if (*BuildCommit() != '\0') text += "commit " + std::string(BuildCommit()) + ", ";
   text += "SIMD";
-  for (const std::string& target : CpuTargets()) text += " " + target;
+  for (const std::string& target : CompiledCpuTargets()) text += " " + target;
   text += " (in use: " + BestBackend().name() + ")";
-  if (*BuildCudaArchitectures() != '\0') text += ", CUDA " + std::string(BuildCudaArchitectures());
   return text;
 }
 
