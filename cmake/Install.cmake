@@ -50,4 +50,13 @@ install(FILES ${PROJECT_BINARY_DIR}/anchorkv.pc DESTINATION ${CMAKE_INSTALL_LIBD
 
 if(TARGET anchorkv_cli)
   install(TARGETS anchorkv_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  # What is linked into the program.
+  foreach(name llama.cpp cpp-httplib)
+    install(FILES ${ANCHORKV_LLAMA_PREFIX}/share/${name}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR}
+      RENAME LICENSE.${name} COMPONENT program OPTIONAL)
+  endforeach()
+  file(GLOB pages ${PROJECT_SOURCE_DIR}/docs/man/*.1)
+  if(pages)
+    install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
+  endif()
 endif()
