@@ -159,6 +159,7 @@ int Serve(const ServeOptions& o) {
   http_options.max_body_bytes = limits->body;
   // Whoever waits has a thread, and some are left to tell the next ones that the queue is full.
   http_options.threads = o.http_threads > 0 ? o.http_threads : o.parallel + o.queue + 32;
+  http_options.timeout_s = o.timeout_s;
   http_options.log_requests = o.run.verbose;
   const Result<std::unique_ptr<HttpServer>> http = HttpServer::Bind(http_options, &service);
   if (!http.ok()) return Fail(http.status());

@@ -27,6 +27,11 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
       kServer)
       ->check(cli::Integer(0, 10000));
   add("--max-body", &o->max_body, "Largest body of a request (default 64M)", "BYTES", kServer);
+  add("--timeout", &o->timeout_s,
+      "Seconds that a request may take to come, and its answer to be read; large ones 1 more for each 16 KiB (default "
+      "30)",
+      "S", kServer)
+      ->check(cli::Integer(1, 86400));
   add("--shutdown-grace", &o->grace_s, "Seconds that answers may take to finish after SIGTERM or SIGINT (default 30)",
       "S", kServer)
       ->check(cli::Integer(0, 86400));

@@ -20,6 +20,7 @@ struct ServeOptions {
   int parallel = 4;
   int queue = 32;
   int batch = 0;
+  int timeout_s = 30;
   int http_threads = 0;  // 0: enough for everybody who may wait
   std::string pool_bytes = "1G";
   std::string live_bytes = "0";
