@@ -1,5 +1,9 @@
 #include "server/response.h"
 
+#include <fmt/format.h>
+
+#include "runtime/text.h"
+
 namespace anchorkv::server {
 namespace {
 
@@ -7,6 +11,15 @@ OrderedJson Bytes(const std::string& text) {
   OrderedJson bytes = OrderedJson::array();
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
   return bytes;
+}
+
+// A token's text as the name of a field. Bytes that are no whole UTF-8 would all be shown alike, and a JSON object must
+// not have a name twice: they are written as OpenAI writes them.
+std::string FieldName(const std::string& piece) {
+  if (FindInvalidUtf8(piece) == std::string::npos) return piece;
+  std::string name = "bytes:";
+  for (const char c : piece) name += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return name;
 }
 
 OrderedJson Common(const AnswerHead& head, bool chunk) {
@@ -93,7 +106,7 @@ OrderedJson LogprobsJson(Api api, const Tokenizer& tokenizer, const std::vector<
     tokens.push_back(piece(entry.token));
     values.push_back(entry.logprob);
     OrderedJson top = OrderedJson::object();
-    for (const auto& [other, logprob] : entry.top) top[piece(other)] = logprob;
+    for (const auto& [other, logprob] : entry.top) top[FieldName(piece(other))] = logprob;
     tops.push_back(std::move(top));
   }
   return {{"tokens", std::move(tokens)}, {"token_logprobs", std::move(values)}, {"top_logprobs", std::move(tops)}};

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,30 @@ class CheckDocs(Scratch):
         self.assertEqual(self.problems("cmake --preset missing\n"), 1)
         self.assertEqual(self.problems("`Suite.Name`\n"), 0)
         self.assertEqual(self.problems("`Suite.Other`\n"), 1)
+
+    def test_addresses(self):
+        for right in ("https://arxiv.org/abs/1", "http://127.0.0.1:8080/x?a=b#c", "mailto:a@b.example"):
+            self.assertEqual(self.problems(f"[x]({right})\n"), 0, right)
+        for wrong in ("https:/arxiv.org", "https://", "htp://a.example", "mailto:nobody"):
+            self.assertEqual(self.problems(f"[x]({wrong})\n"), 1, wrong)
+
+    def test_options_of_commands(self):
+        self.write("docs/cli.md", "## anchorkv run\n\n```text\nOptions:\n  -m,--model FILE REQUIRED  The model (-mm, or so)\n"
+                   "  --kv-ratio R              (default 4)\n```\n")
+        self.write("tools/fetch", "parser.add_argument('--seed')\n")
+        self.write("build/bin/anchorkv", "")
+
+        def block(line):
+            return self.problems(f"```sh\n{line}\n```\n")
+
+        for right in ("build/bin/anchorkv run -m A --kv-ratio 4 -n1", "anchorkv run --model=A | less -R", "anchorkv --version",
+                      "anchorkv run -mm a \\\n  --kv-ratio -1", "tools/fetch --seed 1 && other --option", "curl -s x",
+                      "A=b anchorkv run -m 'x | --no'", "./quick --help", "# anchorkv run --no", "x=$(tools/fetch --seed 1)"):
+            self.assertEqual(block(right.replace(" -n1", "")), 0, right)
+        for wrong in ("anchorkv run --kv-ration 4", "anchorkv walk", "anchorkv run -m A -x", "tools/fetch --sed 1", "./quick -q",
+                      "cd / && anchorkv run --no", "tools/missing"):
+            self.assertEqual(block(wrong), 1, wrong)
+        self.assertEqual(self.problems("Text:\n\n    anchorkv run --no\n"), 1)
 
 
 class GetModel(Scratch):
@@ -254,6 +279,18 @@ class Reproduce(Scratch):
             result = self.reproduce(*arguments)
             self.assertEqual(result.returncode, 2)
             self.assertIn(message, result.stderr)
+
+
+class Dependencies(unittest.TestCase):
+    def test_the_page_says_what_the_tools_check(self):
+        page = (TOOLS.parent / "docs" / "dependencies.md").read_text(encoding="utf-8")
+        pinned = [digest for tool in ("get-llama-cpp", "get-model")
+                  for digest in re.findall(r'"([0-9a-f]{64})"', (TOOLS / tool).read_text(encoding="utf-8"))]
+        self.assertGreaterEqual(len(pinned), 5)
+        self.assertEqual(sorted(re.findall(r"`([0-9a-f]{64})`", page)), sorted(pinned))
+        packages = re.findall(r"\blib[\w-]+-dev\b|nlohmann-json3-dev|prometheus-cpp-dev", page)
+        listed = (TOOLS / "install-packages").read_text(encoding="utf-8").split()
+        self.assertEqual([name for name in packages if name not in listed], [])
 
 
 if __name__ == "__main__":
