@@ -10,6 +10,7 @@
 #include "metrics/logits.h"
 #include "runtime/engine_runs.h"
 #include "runtime/oracle.h"
+#include "runtime/prompt_record.h"
 #include "runtime/tiny_model.h"
 #include "support/compare.h"
 
@@ -298,7 +299,7 @@ TEST_F(EngineTest, RefusesWhatWeightsThatAreNotFiniteMake) {
   };
   WriteTinyModel(directory_, "names", spec);
   ASSERT_GT(names.size(), 10u);
-  const std::vector<int32_t> tokens(tokens_.begin(), tokens_.begin() + 100);
+  const std::vector<int32_t>& tokens = tokens_;
   for (const std::string& name : names) {
     for (const float poison : {std::nanf(""), INFINITY}) {
       spec.edit_tensors = [&](std::vector<TinyTensor>* tensors) {
@@ -321,6 +322,14 @@ TEST_F(EngineTest, RefusesWhatWeightsThatAreNotFiniteMake) {
         const Status status = engine->Prefill(tokens, caches, &logits);
         EXPECT_EQ(status.code(), StatusCode::kInternal) << name << " " << poison;
         EXPECT_NE(status.message().find("finite"), std::string::npos) << name << ": " << status.message();
+        EXPECT_EQ(cache->tokens(), 0) << name;
+      }
+      // A step of one token, which has the row of the embedding, and one of many.
+      for (const size_t count : {size_t{1}, tokens.size()}) {
+        const auto cache = NewCache(*engine, ExactConfig(*engine));
+        std::vector<float> logits;
+        const Status status = engine->Append(cache.get(), {tokens.data(), count}, &logits);
+        EXPECT_EQ(status.code(), StatusCode::kInternal) << name << " " << poison << " " << count;
         EXPECT_EQ(cache->tokens(), 0) << name;
       }
       auto record = engine->MakeRecord({});
