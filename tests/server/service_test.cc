@@ -374,8 +374,7 @@ TEST(Service, NumbersThatAreNotFiniteFailOneRequest) {
       EXPECT_EQ(answer.text, sound.Chat(bodies[i]).text) << i;
     }
   }
-  // An upload fails too, and leaves nothing that a later one could find.
-  const std::string text = Words(100, 3);
+  // Raw prompts fail too, and what follows them does not.
   EXPECT_TRUE(serving.Complete(R"({"prompt": "a # b", "max_tokens": 2})").failure);
   EXPECT_EQ(serving.Chat(bodies[0]).text, sound.Chat(bodies[0]).text);
 }
