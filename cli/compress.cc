@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/atomic_file.h"
+#include "base/build_info.h"
 #include "cli/command.h"
 #include "cli/conversation.h"
 #include "cli/document.h"
@@ -48,7 +49,7 @@ int Compress(const RunOptions& options) {
   if (!status.ok()) return Fail(status);
   Result<StoredContext> context = (*conversation)->Snapshot();
   if (!context.ok()) return Fail(context.status());
-  context->writer = "anchorkv " ANCHORKV_VERSION;
+  context->writer = "anchorkv " + std::string(BuildVersion());
   if (options.document != "-") context->source = std::filesystem::path(options.document).filename().string();
   context->model = std::move(model).value();
   if (const Status written = WriteContextFile(options.output, *context); !written.ok()) return Fail(written);

@@ -5,6 +5,7 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "cli/version.h"
 
 namespace anchorkv::cli {
 namespace {
@@ -18,7 +19,7 @@ std::string SeeHelp(const CLI::App& app) {
 
 int Main(int argc, char** argv) {
   CLI::App app("Answers from long documents with a KV cache that is several times smaller", "anchorkv");
-  app.set_version_flag("--version", "anchorkv " ANCHORKV_VERSION);
+  app.set_version_flag("--version", VersionText());
   app.require_subcommand(1);
   app.option_defaults()->take_last();
   Action action;

@@ -32,9 +32,6 @@ struct ServeOptions {
 
 void AddServeOptions(CLI::App* app, ServeOptions* options);
 
-// "1073741824", "512K", "64M", "1.5G", "1GiB". kInvalidArgument names the option.
-Result<int64_t> ParseBytes(const char* option, const std::string& text);
-
 // The key of --api-key or of the first line of --api-key-file, empty for none.
 Result<std::string> ResolveApiKey(const ServeOptions& options);
 

@@ -7,13 +7,13 @@
 #include <nanobind/stl/vector.h>
 #include <omp.h>
 
-#include <cstring>
 #include <memory>
 #include <tuple>
 #include <vector>
 
 #include "arrays.h"
 #include "cache/host_kv_cache.h"
+#include "cache/layer_calls.h"
 #include "codec/codec.h"
 #include "options.h"
 #include "rope.h"
@@ -36,7 +36,7 @@ class PyCache {
     const Heads k("keys", keys), v("values", values), q("queries", queries);
     const auto run = [&] {
       nb::gil_scoped_release release;
-      return Add(layer, k.view(), v.view(), q.view());
+      return AddPromptLayer(cache_.get(), *rope_, layer, k.view(), v.view(), q.view());
     };
     Check(run());
   }
@@ -49,38 +49,16 @@ class PyCache {
   }
 
   NumpyFloats Attend(int layer, const AnyArray& keys, const AnyArray& values, const AnyArray& queries) {
-    const CacheConfig& config = cache_->config();
     if (step_ == 0) Raise(InvalidArgument("attend needs a step; begin_step comes first"));
-    if (layer < 0 || layer >= config.layers) {
-      Raise(InvalidArgument("layer " + std::to_string(layer) + "; the cache has " + std::to_string(config.layers)));
-    }
+    const CacheConfig& config = cache_->config();
     const Heads k("keys", keys), v("values", values), q("queries", queries);
-    const std::vector<float> k_rows = TokenRows("keys", k.view(), config.kv_heads);
-    const std::vector<float> v_rows = TokenRows("values", v.view(), config.kv_heads);
-    const std::vector<float> q_rows = TokenRows("queries", q.view(), config.q_heads);
-    std::vector<float> out(q_rows.size());
     NumpyFloats result = NewArray(
         {static_cast<size_t>(config.q_heads), static_cast<size_t>(step_), static_cast<size_t>(config.head_dim)});
-    {
+    const auto run = [&] {
       nb::gil_scoped_release release;
-#pragma omp parallel num_threads(threads_)
-      {
-        const int thread = omp_get_thread_num();
-        const int threads = omp_get_num_threads();
-        cache_->Store(layer, k_rows.data(), v_rows.data(), q_rows.data(), thread, threads);
-#pragma omp barrier
-        cache_->Attend(layer, q_rows.data(), thread, threads);
-#pragma omp barrier
-        cache_->Merge(layer, out.data(), thread, threads);
-      }
-    }
-    const HeadsView<float> to = ViewOf(result);
-    for (int t = 0; t < step_; ++t) {
-      for (int h = 0; h < config.q_heads; ++h) {
-        std::memcpy(to.row(h, t), out.data() + (int64_t{t} * config.q_heads + h) * config.head_dim,
-                    sizeof(float) * static_cast<size_t>(config.head_dim));
-      }
-    }
+      return AttendLayer(cache_.get(), layer, step_, threads_, k.view(), v.view(), q.view(), ViewOf(result));
+    };
+    Check(run());
     return result;
   }
 
@@ -111,48 +89,6 @@ class PyCache {
   }
 
  private:
-  Status Add(int layer, HeadsView<const float> keys, HeadsView<const float> values, HeadsView<const float> queries) {
-    if (cache_->WouldCompress(keys.tokens)) {
-      LayerInput input;
-      input.layer = layer;
-      input.keys = keys;
-      input.values = values;
-      input.queries = queries;
-      input.first_position = cache_->tokens();
-      return cache_->AddPromptLayer(input);
-    }
-    if (keys.head_dim != rope_->head_dim() || cache_->tokens() + keys.tokens > rope_->max_position()) {
-      return InvalidArgument("keys of head dim " + std::to_string(keys.head_dim) + " up to position " +
-                             std::to_string(cache_->tokens() + keys.tokens) + " do not fit the RoPE table");
-    }
-    std::vector<float> rotated(static_cast<size_t>(keys.heads * keys.tokens * keys.head_dim));
-    const HeadsView<float> to = HeadMajor(rotated.data(), keys.heads, keys.tokens, keys.head_dim);
-    for (int64_t h = 0; h < keys.heads; ++h) {
-      for (int64_t t = 0; t < keys.tokens; ++t) {
-        std::memcpy(to.row(h, t), keys.row(h, t), sizeof(float) * static_cast<size_t>(keys.head_dim));
-        rope_->Rotate(cache_->tokens() + t, to.row(h, t));
-      }
-    }
-    return cache_->AddPromptLayerDense(layer, to, values, queries);
-  }
-
-  // [heads, tokens, head_dim] to [tokens, heads, head_dim].
-  std::vector<float> TokenRows(const char* name, const HeadsView<const float>& view, int heads) const {
-    const int64_t dim = cache_->config().head_dim;
-    if (view.heads != heads || view.tokens != step_ || view.head_dim != dim) {
-      Raise(InvalidArgument(std::string(name) + " [" + std::to_string(view.heads) + ", " + std::to_string(view.tokens) +
-                            ", " + std::to_string(view.head_dim) + "]; this step takes [" + std::to_string(heads) +
-                            ", " + std::to_string(step_) + ", " + std::to_string(dim) + "]"));
-    }
-    std::vector<float> rows(static_cast<size_t>(view.heads * view.tokens * dim));
-    for (int64_t h = 0; h < view.heads; ++h) {
-      for (int64_t t = 0; t < view.tokens; ++t) {
-        std::memcpy(rows.data() + (t * view.heads + h) * dim, view.row(h, t), sizeof(float) * static_cast<size_t>(dim));
-      }
-    }
-    return rows;
-  }
-
   std::shared_ptr<const RopeTable> rope_;
   std::unique_ptr<HostKvCache> cache_;
   int step_ = 0;  // tokens of the step that is being run

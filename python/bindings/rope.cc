@@ -5,10 +5,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
-#include <cstring>
 #include <optional>
 
 #include "arrays.h"
+#include "cache/layer_calls.h"
 
 namespace anchorkv::python {
 namespace {
@@ -50,17 +50,7 @@ NumpyFloats Turned(const PyRope& self, const AnyArray& rows, int64_t first_posit
       NewArray({static_cast<size_t>(view.heads), static_cast<size_t>(view.tokens), static_cast<size_t>(view.head_dim)});
   const HeadsView<float> to = ViewOf(out);
   nb::gil_scoped_release release;
-#pragma omp parallel for collapse(2) schedule(static)
-  for (int64_t h = 0; h < view.heads; ++h) {
-    for (int64_t t = 0; t < view.tokens; ++t) {
-      std::memcpy(to.row(h, t), view.row(h, t), sizeof(float) * static_cast<size_t>(view.head_dim));
-      if (back) {
-        rope.Unrotate(first_position + t, to.row(h, t));
-      } else {
-        rope.Rotate(first_position + t, to.row(h, t));
-      }
-    }
-  }
+  TurnRows(rope, first_position, back ? Turn::kBackFrom : Turn::kTo, view, to);
   return out;
 }
 

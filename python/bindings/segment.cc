@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "arrays.h"
-#include "attention.h"
 #include "base/aligned_buffer.h"
+#include "cache/borrowed_attention.h"
+#include "cache/layer_calls.h"
 #include "codec/codec.h"
 #include "options.h"
 #include "rope.h"
@@ -23,21 +24,6 @@ namespace anchorkv::python {
 namespace {
 
 using namespace nanobind::literals;
-
-// Keys before RoPE, turned back into `buffer` where they come after it.
-HeadsView<const float> KeysBeforeRope(const HeadsView<const float>& keys, const RopeTable& rope, int64_t first,
-                                      std::vector<float>* buffer) {
-  buffer->resize(static_cast<size_t>(keys.heads * keys.tokens * keys.head_dim));
-  const HeadsView<float> out = HeadMajor(buffer->data(), keys.heads, keys.tokens, keys.head_dim);
-#pragma omp parallel for collapse(2) schedule(static)
-  for (int64_t h = 0; h < keys.heads; ++h) {
-    for (int64_t t = 0; t < keys.tokens; ++t) {
-      std::memcpy(out.row(h, t), keys.row(h, t), sizeof(float) * static_cast<size_t>(keys.head_dim));
-      rope.Unrotate(first + t, out.row(h, t));
-    }
-  }
-  return out;
-}
 
 PySegment Compress(const AnyArray& keys, const AnyArray& values, const AnyArray& queries, const PyRope& rope,
                    double ratio, const std::string& profile, bool rotated, int layer, int64_t first_position,
@@ -62,7 +48,13 @@ PySegment Compress(const AnyArray& keys, const AnyArray& values, const AnyArray&
   const auto run = [&] {
     nb::gil_scoped_release release;
     std::vector<float> turned;
-    if (rotated) input.keys = KeysBeforeRope(input.keys, *rope.table, first_position, &turned);
+    if (rotated) {
+      const HeadsView<const float> after = input.keys;
+      turned.resize(static_cast<size_t>(after.heads * after.tokens * after.head_dim));
+      const HeadsView<float> before = HeadMajor(turned.data(), after.heads, after.tokens, after.head_dim);
+      TurnRows(*rope.table, first_position, Turn::kBackFrom, after, before);
+      input.keys = before;
+    }
     return CompressLayer(input, options, backend);
   };
   return {Checked(run()), rope.table, static_cast<int>(input.keys.heads)};
@@ -120,7 +112,7 @@ std::pair<nb::object, NumpyFloats> AttendSegment(const PySegment& self, const An
   nb::object result = Destination(out, q.view(), &call.out);
   const auto run = [&] {
     nb::gil_scoped_release release;
-    return Attend(call);
+    return AttendBorrowed(call);
   };
   Check(run());
   return {result, lse};
@@ -192,7 +184,7 @@ nb::object AttendAll(const AnyArray& queries, const std::vector<const PySegment*
   nb::object result = Destination(out, view, &call.out);
   const auto run = [&] {
     nb::gil_scoped_release release;
-    return Attend(call);
+    return AttendBorrowed(call);
   };
   Check(run());
   return result;

@@ -154,5 +154,7 @@ const Backend& ReferenceBackend();
 const Backend* CpuBackend();
 const Backend* CpuBackend(const std::string& target);
 std::vector<std::string> CpuTargets();
+// Those that this build has, whether this CPU supports them or not.
+std::vector<std::string> CompiledCpuTargets();
 
 }  // namespace anchorkv

@@ -1,6 +1,8 @@
 // Command lines that must fail before any model is read, as a user sees them.
 #include <gtest/gtest.h>
 
+#include "backend/backend.h"
+#include "base/build_info.h"
 #include "cli/files.h"
 #include "cli/program.h"
 
@@ -20,7 +22,12 @@ void ExpectUsageError(const std::vector<std::string>& arguments, const std::vect
 TEST(UsageTest, HelpAndVersion) {
   const ProgramResult version = RunProgram({"--version"});
   EXPECT_EQ(version.exit_code, 0);
-  EXPECT_EQ(version.out.rfind("anchorkv ", 0), 0u) << version.out;
+  EXPECT_EQ(version.out.rfind(std::string("anchorkv ") + BuildVersion() + "\n", 0), 0u) << version.out;
+  for (const std::string& target : CompiledCpuTargets()) {
+    EXPECT_NE(version.out.find(" " + target), std::string::npos) << target << ": " << version.out;
+  }
+  EXPECT_NE(version.out.find("in use: " + CpuTargets().front()), std::string::npos) << version.out;
+  EXPECT_NE(version.out.find("redis: "), std::string::npos) << version.out;
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--help"},
                                                     {"run", "--help"},
                                                     {"compress", "--help"},

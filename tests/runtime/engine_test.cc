@@ -56,6 +56,30 @@ TEST_F(EngineTest, ChunksDoNotMatter) {
   }
 }
 
+// The writer of large models, for measurements.
+TEST(LargeModelTest, IsAModelLikeTheSmallOnes) {
+  test::ScratchDirectory directory;
+  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
+    test::TinySpec spec;
+    spec.type = type;
+    spec.own_output = true;
+    const std::string path = directory.File("large.gguf");
+    ASSERT_TRUE(test::WriteLargeModel(path, spec).ok());
+    const auto engine = test::LoadEngine(path);
+    ASSERT_NE(engine, nullptr);
+    const std::vector<float> logits = test::AppendedLogits(engine.get(), test::RandomTokens(20, spec.vocab, 3));
+    double largest = 0, smallest = 1e9;
+    for (const float x : logits) {
+      ASSERT_TRUE(std::isfinite(x));
+      largest = std::max(largest, std::fabs(double{x}));
+      smallest = std::min(smallest, std::fabs(double{x}));
+    }
+    EXPECT_GT(largest, 0.5);
+    EXPECT_LT(smallest, 0.1);
+  }
+  EXPECT_EQ(test::WriteLargeModel(directory.File("none/large.gguf"), test::TinySpec()).code(), StatusCode::kInternal);
+}
+
 TEST_F(EngineTest, ThreadsDoNotMatter) {
   for (const bool compress : {false, true}) {
     const auto one = Load({.threads = 1, .chunk = 32});

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "anchorkv/status.h"
 #include "ggml.h"
 #include "gguf.h"
 
@@ -63,6 +64,10 @@ class ScratchDirectory {
 
 // Writes the model as `stem`.gguf, or its parts, and returns the path to give to a loader.
 std::string WriteTinyModel(const ScratchDirectory& directory, const std::string& stem, const TinySpec& spec);
+
+// The same for models of any size, one file: a tensor is made and written at a time, on all threads, from fewer random
+// numbers than it has elements. `path` is replaced. kInternal where it cannot be written.
+Status WriteLargeModel(const std::string& path, const TinySpec& spec);
 
 // Seeded tokens below `vocab`.
 std::vector<int32_t> RandomTokens(int count, int vocab, uint64_t seed);

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -278,6 +279,18 @@ class Reproduce(Scratch):
             result = self.reproduce(*arguments)
             self.assertEqual(result.returncode, 2)
             self.assertIn(message, result.stderr)
+
+
+class Dependencies(unittest.TestCase):
+    def test_the_page_says_what_the_tools_check(self):
+        page = (TOOLS.parent / "docs" / "dependencies.md").read_text(encoding="utf-8")
+        pinned = [digest for tool in ("get-llama-cpp", "get-model")
+                  for digest in re.findall(r'"([0-9a-f]{64})"', (TOOLS / tool).read_text(encoding="utf-8"))]
+        self.assertGreaterEqual(len(pinned), 5)
+        self.assertEqual(sorted(re.findall(r"`([0-9a-f]{64})`", page)), sorted(pinned))
+        packages = re.findall(r"\blib[\w-]+-dev\b|nlohmann-json3-dev|prometheus-cpp-dev", page)
+        listed = (TOOLS / "install-packages").read_text(encoding="utf-8").split()
+        self.assertEqual([name for name in packages if name not in listed], [])
 
 
 if __name__ == "__main__":

@@ -179,4 +179,13 @@ std::vector<std::string> CpuTargets() {
   return targets;
 }
 
+std::vector<std::string> CompiledCpuTargets() {
+  std::vector<std::string> targets;
+  for (int bit = 0; bit < 63; ++bit) {
+    const int64_t target = int64_t{1} << bit;
+    if (DenseKernelsFor(target).attend != nullptr) targets.push_back(hwy::TargetName(target));
+  }
+  return targets;
+}
+
 }  // namespace anchorkv

@@ -1,4 +1,4 @@
-#include "attention.h"
+#include "cache/borrowed_attention.h"
 
 #include <omp.h>
 
@@ -9,7 +9,7 @@
 #include "base/aligned_buffer.h"
 #include "cache/step_cut.h"
 
-namespace anchorkv::python {
+namespace anchorkv {
 namespace {
 
 struct Item {
@@ -170,6 +170,6 @@ class Step {
 
 }  // namespace
 
-Status Attend(const AttentionCall& call) { return Step(call).Run(); }
+Status AttendBorrowed(const AttentionCall& call) { return Step(call).Run(); }
 
-}  // namespace anchorkv::python
+}  // namespace anchorkv

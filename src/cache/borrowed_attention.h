@@ -10,7 +10,7 @@
 #include "backend/backend.h"
 #include "segment/segment.h"
 
-namespace anchorkv::python {
+namespace anchorkv {
 
 struct AttentionCall {
   HeadsView<const float> queries;        // [q_heads, n, head_dim] after RoPE
@@ -24,6 +24,6 @@ struct AttentionCall {
 };
 
 // Shapes are the caller's to check. Threads: those of OpenMP. The result does not depend on their number. kOutOfMemory.
-Status Attend(const AttentionCall& call);
+Status AttendBorrowed(const AttentionCall& call);
 
-}  // namespace anchorkv::python
+}  // namespace anchorkv
