@@ -22,6 +22,10 @@ std::string FieldName(const std::string& piece) {
   return name;
 }
 
+OrderedJson ProfileJson(const CacheConfig& config) {
+  return config.compress ? OrderedJson(Name(config.codec.profile)) : OrderedJson();
+}
+
 OrderedJson Common(const AnswerHead& head, bool chunk) {
   const char* object = head.api == Api::kCompletion ? "text_completion"
                        : chunk                      ? "chat.completion.chunk"
@@ -69,13 +73,16 @@ OrderedJson TimingsJson(const Outcome& o) {
 OrderedJson KvJson(const Outcome& o, const CacheConfig& config) {
   const ByteBill& bill = o.bill;
   OrderedJson json = {{"method", config.compress ? "anchorkv" : "full"},
+                      {"profile", ProfileJson(config)},
                       {"asked_ratio", config.compress ? OrderedJson(1.0 / config.codec.theta) : OrderedJson(1)},
                       {"tokens", bill.tokens},
                       {"dense_bytes", bill.dense_bytes},
-                      {"bytes", bill.resident_bytes()},
+                      {"resident_bytes", bill.resident_bytes()},
+                      {"bytes", bill.resident_bytes()},  // the older name
                       {"ratio", bill.ratio()},
                       {"layers_compressed", bill.layers_compressed},
-                      {"layers", bill.layers_total},
+                      {"layers_total", bill.layers_total},
+                      {"layers", bill.layers_total},  // the older name
                       {"skipped", bill.skipped_reason.empty() ? OrderedJson() : OrderedJson(bill.skipped_reason)},
                       {"reused_tokens", o.cached_tokens},
                       {"question_aware", o.question_aware},
@@ -180,9 +187,11 @@ OrderedJson ContextJson(const ContextKey& key, const StoredContext& context, int
           {"tokens", context.tokens.size()},
           {"kv",
            {{"method", context.compressed() ? "anchorkv" : "full"},
+            {"profile", ProfileJson(context.config)},
             {"asked_ratio", context.config.compress ? 1.0 / context.config.codec.theta : 1.0},
             {"dense_bytes", dense},
-            {"bytes", bytes},
+            {"resident_bytes", bytes},
+            {"bytes", bytes},  // the older name
             {"ratio", bytes > 0 ? static_cast<double>(dense) / static_cast<double>(bytes) : 0.0}}}};
 }
 

@@ -140,7 +140,7 @@ TEST_F(HttpTest, StreamsSayWhatAnswersSay) {
     const Json& choice = whole["choices"][0];
     EXPECT_EQ(text, choice.contains("text") ? choice["text"] : choice["message"]["content"]);
     EXPECT_EQ(last["choices"][0]["finish_reason"], choice["finish_reason"]);
-    EXPECT_EQ(last["kv"]["bytes"], whole["kv"]["bytes"]);
+    EXPECT_EQ(last["kv"]["resident_bytes"], whole["kv"]["bytes"]);
     EXPECT_NE(stream->body.find("\"usage\":" + std::string("{\"prompt_tokens\":")), std::string::npos);
   }
 }

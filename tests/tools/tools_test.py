@@ -131,6 +131,12 @@ class CheckDocs(Scratch):
         for wrong in ("https:/arxiv.org", "https://", "htp://a.example", "mailto:nobody"):
             self.assertEqual(self.problems(f"[x]({wrong})\n"), 1, wrong)
 
+    def test_list_of_pages(self):
+        self.write("docs/README.md", "[x](other.md#a-heading)\n")
+        self.assertEqual(self.problems(""), 0)
+        self.write("docs/lost.md", "# Lost\n")
+        self.assertEqual(self.problems(""), 1)
+
     def test_options_of_commands(self):
         self.write("docs/cli.md", "## anchorkv run\n\n```text\nOptions:\n  -m,--model FILE REQUIRED  The model (-mm, or so)\n"
                    "  --kv-ratio R              (default 4)\n```\n")
