@@ -21,5 +21,9 @@ function(anchorkv_room name)
   target_include_directories(anchorkv_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_compile_options(anchorkv_${name} PRIVATE ${ROOM_FLAGS})
+  # Rooms of plain C++ are held free of silent conversions too (GCC's warning; clang's of that name asks for more).
+  if(name MATCHES "^(base|metrics|codec|cache|store|capi)$")
+    target_compile_options(anchorkv_${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wconversion>)
+  endif()
   target_link_libraries(anchorkv_${name} PUBLIC ${ROOM_LIBS} PRIVATE $<BUILD_INTERFACE:anchorkv_flags>)
 endfunction()
