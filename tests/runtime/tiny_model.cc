@@ -100,7 +100,7 @@ std::vector<float> Values(const TinySpec& spec, const TinyTensor& tensor, int64_
     const double size = norm ? 0.1 : vector ? 0.3 : 1.5 / std::sqrt(static_cast<double>(tensor.ne0));
     for (float& value : values) value = static_cast<float>((norm ? 1.0 : 0.0) + size * random->Gaussian());
   }
-  if (tensor.poisoned) values[0] = std::numeric_limits<float>::quiet_NaN();
+  if (tensor.poisoned) values[static_cast<size_t>(tensor.poison_at)] = tensor.poison;
   return values;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,9 @@ struct TinyTensor {
   int64_t ne0 = 0;
   int64_t ne1 = 1;
   ggml_type type = GGML_TYPE_F32;
-  bool poisoned = false;  // its first element is not a number
+  bool poisoned = false;  // its element poison_at is `poison`
+  int64_t poison_at = 0;
+  float poison = std::numeric_limits<float>::quiet_NaN();
 };
 
 struct TinySpec {
