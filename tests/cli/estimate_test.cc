@@ -59,6 +59,7 @@ TEST(EstimateTest, InfeasibleRowsNameTheLargestRatio) {
   const Json row = PaperRow("32,8,128", "32768", "42");
   EXPECT_FALSE(row["feasible"].get<bool>());
   EXPECT_FALSE(row.contains("bytes"));
+  EXPECT_FALSE(row.contains("resident_bytes"));
   EXPECT_NEAR(row["max_ratio"].get<double>(), 41.0, 0.5);
   EXPECT_NE(row["note"].get<std::string>().find("at most 41."), std::string::npos);
 }

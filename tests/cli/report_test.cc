@@ -67,13 +67,14 @@ TEST(ReportTest, JsonHasExactlyThePromisedKeys) {
   const Json json = AnswerJson({"q", "a", 10, 2, 1.5, 0.25, 40.0}, Config(true), Bill(), 12345);
   EXPECT_EQ(Keys(json), (std::set<std::string>{"question", "answer", "prompt_tokens", "generated_tokens", "kv",
                                                "timing", "peak_rss_bytes"}));
-  EXPECT_EQ(Keys(json["kv"]), (std::set<std::string>{"method", "profile", "theta", "dense_bytes", "resident_bytes",
-                                                     "ratio", "layers_compressed", "layers_total",
+  EXPECT_EQ(Keys(json["kv"]), (std::set<std::string>{"method", "profile", "theta", "asked_ratio", "dense_bytes",
+                                                     "resident_bytes", "ratio", "layers_compressed", "layers_total",
                                                      "layers_not_compressed", "residual_share_k", "residual_share_v"}));
   EXPECT_EQ(Keys(json["timing"]), (std::set<std::string>{"prefill_s", "compress_s", "decode_tokens_per_s"}));
   EXPECT_EQ(json["kv"]["method"], "anchorkv");
   EXPECT_EQ(json["kv"]["profile"], "paper");
   EXPECT_EQ(json["kv"]["theta"], 0.125);
+  EXPECT_EQ(json["kv"]["asked_ratio"], 8);
   EXPECT_EQ(json["kv"]["resident_bytes"], int64_t{8} << 20);
   EXPECT_EQ(json["kv"]["ratio"], 8.0);
   EXPECT_EQ(json["peak_rss_bytes"], 12345);

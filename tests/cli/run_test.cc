@@ -50,9 +50,9 @@ TEST_F(RunTest, JsonPerQuestionWithExactlyThePromisedKeys) {
     EXPECT_EQ(Keys(json), (std::set<std::string>{"question", "answer", "prompt_tokens", "generated_tokens", "kv",
                                                  "timing", "peak_rss_bytes"}));
     EXPECT_EQ(Keys(json["kv"]),
-              (std::set<std::string>{"method", "profile", "theta", "dense_bytes", "resident_bytes", "ratio",
-                                     "layers_compressed", "layers_total", "layers_not_compressed", "residual_share_k",
-                                     "residual_share_v"}));
+              (std::set<std::string>{"method", "profile", "theta", "asked_ratio", "dense_bytes", "resident_bytes",
+                                     "ratio", "layers_compressed", "layers_total", "layers_not_compressed",
+                                     "residual_share_k", "residual_share_v"}));
     EXPECT_EQ(Keys(json["timing"]), (std::set<std::string>{"prefill_s", "compress_s", "decode_tokens_per_s"}));
     EXPECT_EQ(json["kv"]["layers_compressed"], 30);
     EXPECT_GE(json["kv"]["ratio"].get<double>(), 4.0);
