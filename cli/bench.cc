@@ -2,8 +2,10 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <memory>
@@ -44,17 +46,39 @@ std::string ModelType(const ModelInfo& info) {
   return info.architecture + " " + size + " " + info.quantization;
 }
 
-// One case on one engine: a cache filled to the depth, then the timed runs.
+// For model and caches; 0: all of the GPU's.
+struct MemoryBudget {
+  int64_t bytes = 0;
+  bool on_gpu = false;
+};
+
+// A copy in memory of its own.
+Result<SegmentImage> CopyOf(const SegmentImage& image) {
+  AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, AlignedBuffer::Make(image.bytes.size(), "a copy of a cache"));
+  std::memcpy(bytes.data(), image.bytes.data(), image.bytes.size());
+  const auto owner = std::make_shared<const AlignedBuffer>(std::move(bytes));
+  SegmentImage copy = image;
+  copy.bytes = {owner->data(), owner->size_bytes()};
+  copy.owner = owner;
+  return copy;
+}
+
+// One case on one engine: caches filled to the depth, then the timed runs.
 class CaseRun {
  public:
-  CaseRun(Engine* engine, const BenchOptions& options, const BenchCase& wanted)
-      : engine_(engine), options_(options), case_(wanted), random_(options.seed) {}
+  CaseRun(Engine* engine, const BenchOptions& options, const BenchCase& wanted, const MemoryBudget& budget)
+      : engine_(engine), options_(options), case_(wanted), budget_(budget), random_(options.seed) {}
 
   Result<BenchResult> Run() {
     ResetPeakRss();
+    const int64_t before = GetAllocationStats().current_bytes;
     BenchResult result;
+    if (case_.depth > 0) {
+      AKV_RETURN_IF_ERROR(Fill(Tokens(case_.depth), &result));
+      if (case_.generate > 0) AKV_RETURN_IF_ERROR(Multiply(before));
+    }
     result.test = case_;
-    if (case_.depth > 0) AKV_RETURN_IF_ERROR(Fill(Tokens(case_.depth), &result));
+    ResetAllocationPeak();
     const int warmups = options_.no_warmup ? 0 : 1;
     for (int r = -warmups; r < options_.repetitions; ++r) {
       const double spent = Now(&result);
@@ -65,11 +89,12 @@ class CaseRun {
         result.samples_ns.push_back(spent);
       }
     }
-    const ByteBill bill = cache_->bill();
-    result.compressed_tokens = cache_->compressed_tokens();
+    const ByteBill bill = caches_.front()->bill();
+    result.compressed_tokens = caches_.front()->compressed_tokens();
     result.cache_bytes = bill.resident_bytes();
     result.dense_bytes = bill.dense_bytes;
     result.peak_bytes = PeakRssBytes();
+    result.buffer_peak_bytes = GetAllocationStats().peak_bytes - before;
     if (case_.cache.compress && result.compressed_tokens == 0) {
       return Internal(TestName(case_) + ": nothing was compressed");
     }
@@ -81,23 +106,82 @@ class CaseRun {
   double Now(BenchResult* result) {
     const std::vector<int32_t> tokens = Tokens(case_.tokens());
     if (case_.depth > 0) {
-      status_ = cache_->Truncate(case_.depth);
+      for (const auto& cache : caches_) {
+        if (status_.ok()) status_ = cache->Truncate(case_.depth);
+      }
     } else if (case_.generate > 0) {
-      status_ = NewCache();
+      status_ = NewCaches();
     }
     if (!status_.ok()) return 0;
     const auto start = Clock::now();
     if (case_.generate > 0) {
       for (size_t i = 0; i < tokens.size() && status_.ok(); ++i) {
-        if (Interrupted()) status_ = Cancelled("interrupted");
-        if (status_.ok()) status_ = engine_->Append(cache_.get(), {&tokens[i], 1}, &logits_);
+        status_ = Interrupted() ? Cancelled("interrupted") : Generate(tokens[i]);
       }
     } else if (case_.depth > 0) {
-      status_ = engine_->Append(cache_.get(), tokens, &logits_);
+      status_ = engine_->Append(caches_.front().get(), tokens, &logits_);
     } else {
       status_ = Fill(tokens, result);
     }
     return NanosecondsSince(start);
+  }
+
+  // One more token in every sequence.
+  Status Generate(int32_t token) {
+    if (caches_.size() == 1) return engine_->Append(caches_.front().get(), {&token, 1}, &logits_);
+    std::vector<Engine::SequenceStep> steps;
+    for (size_t i = 0; i < caches_.size(); ++i) steps.push_back({caches_[i].get(), token, &all_logits_[i], {}});
+    engine_->AppendEach(steps);
+    for (const Engine::SequenceStep& step : steps) AKV_RETURN_IF_ERROR(step.status);
+    return Status();
+  }
+
+  // As many caches as the case wants, all filled like the one that is there. `before`: bytes of all buffers before it.
+  Status Multiply(int64_t before) {
+    if (case_.sequences == 0) {
+      // A step, so that room for new tokens counts.
+      AKV_RETURN_IF_ERROR(Generate(0));
+      AKV_RETURN_IF_ERROR(caches_.front()->Truncate(case_.depth));
+      const int64_t cache_bytes = GetAllocationStats().current_bytes - before;
+      AKV_ASSIGN_OR_RETURN(const int64_t left, MemoryLeft());
+      case_.sequences = 1 + std::max<int64_t>(0, left / std::max<int64_t>(1, cache_bytes));
+    }
+    if (case_.sequences == 1) return Status();
+    AKV_ASSIGN_OR_RETURN(const std::vector<SegmentImage> stored, engine_->Save(*caches_.front()));
+    while (static_cast<int64_t>(caches_.size()) < case_.sequences) {
+      if (Interrupted()) return Cancelled("interrupted");
+      std::vector<SegmentImage> own;
+      for (const SegmentImage& image : stored) {
+        AKV_ASSIGN_OR_RETURN(SegmentImage copy, CopyOf(image));
+        own.push_back(std::move(copy));
+      }
+      AKV_ASSIGN_OR_RETURN(auto cache, engine_->Restore(caches_.front()->config(), own));
+      caches_.push_back(std::move(cache));
+    }
+    all_logits_.resize(caches_.size());
+    return Status();
+  }
+
+  // Of the budget, beside the model and the first cache.
+  Result<int64_t> MemoryLeft() const {
+    if (!budget_.on_gpu) {
+      if (budget_.bytes == 0) return InvalidArgument("--memory-budget all is for a GPU; give a number of bytes as 16G");
+      return budget_.bytes - engine_->info().file_bytes - GetAllocationStats().current_bytes;
+    }
+    AKV_ASSIGN_OR_RETURN(const GpuInfo gpu, QueryGpu());
+    // What steps of many sequences need besides.
+    constexpr double kUsable = 0.97;
+    const auto total = static_cast<int64_t>(kUsable * static_cast<double>(gpu.total_bytes));
+    const int64_t bytes = budget_.bytes == 0 ? total : std::min(budget_.bytes, total);
+    return bytes - (gpu.total_bytes - gpu.free_bytes);
+  }
+
+  Status NewCaches() {
+    const auto count = static_cast<size_t>(std::max<int64_t>(1, case_.sequences));
+    caches_.clear();  // old ones and new ones would double the peak
+    while (caches_.size() < count) AKV_RETURN_IF_ERROR(NewCache());
+    all_logits_.resize(count);
+    return Status();
   }
 
   Status NewCache() {
@@ -106,15 +190,16 @@ class CaseRun {
     config.codec = case_.cache.codec;
     config.tail_type = options_.tail_type == "f32" ? DenseType::kF32 : DenseType::kF16;
     config.min_tokens = options_.method.min_tokens;
-    cache_.reset();  // two caches would double the peak
-    AKV_ASSIGN_OR_RETURN(cache_, engine_->MakeCache(config));
+    AKV_ASSIGN_OR_RETURN(auto cache, engine_->MakeCache(config));
+    caches_.push_back(std::move(cache));
     return Status();
   }
 
   // A new cache with a prompt in it.
   Status Fill(const std::vector<int32_t>& tokens, BenchResult* result) {
+    caches_.clear();  // two caches would double the peak
     AKV_RETURN_IF_ERROR(NewCache());
-    KvCache* const cache = cache_.get();
+    KvCache* const cache = caches_.front().get();
     Engine::PrefillTiming timing;
     AKV_RETURN_IF_ERROR(
         engine_->Prefill(tokens, {&cache, 1}, &logits_, &timing, [](int64_t, int64_t) { return !Interrupted(); }));
@@ -131,10 +216,12 @@ class CaseRun {
 
   Engine* engine_;
   const BenchOptions& options_;
-  const BenchCase& case_;
+  BenchCase case_;
+  MemoryBudget budget_;
   std::mt19937_64 random_;
-  std::unique_ptr<KvCache> cache_;
+  std::vector<std::unique_ptr<KvCache>> caches_;
   std::vector<float> logits_;
+  std::vector<std::vector<float>> all_logits_;  // of every sequence
   Status status_;
 };
 
@@ -175,7 +262,7 @@ Status RunModel(const BenchOptions& options, const BenchPlan& plan, const std::s
   for (const BenchCase& wanted : plan.cases) {
     if (options.progress) std::fprintf(stderr, "anchorkv: %s: %s\n", model.c_str(), TestName(wanted).c_str());
     const std::time_t now = std::time(nullptr);
-    Result<BenchResult> run = CaseRun(engine.get(), options, wanted).Run();
+    Result<BenchResult> run = CaseRun(engine.get(), options, wanted, {plan.memory, common.on_gpu}).Run();
     if (!run.ok() && run.status().code() == StatusCode::kInfeasible) {
       std::fprintf(stderr, "anchorkv: %s left out: %s\n", TestName(wanted).c_str(), run.status().message().c_str());
       continue;
@@ -190,6 +277,7 @@ Status RunModel(const BenchOptions& options, const BenchPlan& plan, const std::s
     result.cache_bytes = run->cache_bytes;
     result.dense_bytes = run->dense_bytes;
     result.peak_bytes = run->peak_bytes;
+    result.buffer_peak_bytes = run->buffer_peak_bytes;
     Print(printer->Row(result));
     ++*measured;
   }

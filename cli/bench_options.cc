@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/byte_count.h"
 #include "cli/number_list.h"
 #include "cli/validators.h"
 
@@ -11,6 +12,7 @@ namespace {
 constexpr int64_t kMaxThreads = 512;
 constexpr int64_t kMaxTokens = int64_t{1} << 23;
 constexpr int64_t kMaxChunk = 65536;
+constexpr int64_t kMaxSequences = 4096;
 
 Result<std::vector<int64_t>> Numbers(const std::vector<std::string>& lists, const char* fallback, int64_t min,
                                      int64_t max, const char* option) {
@@ -59,6 +61,10 @@ void AddBenchOptions(CLI::App* app, BenchOptions* o) {
   list("-p,--n-prompt", &o->prompts, "Lengths of prompts to read, 0 for none (default 512)");
   list("-n,--n-gen", &o->generations, "Numbers of tokens to generate, 0 for none (default 128)");
   list("-d,--n-depth", &o->depths, "Tokens in the cache before that, compressed (default 0)");
+  list("--sequences", &o->sequences, "Sequences that generate at once, each with its own cache (default 1)");
+  app->add_option("--memory-budget", o->memory_budget,
+                  "Also generate in as many sequences as fit, model included, into so many bytes; all: the GPU's")
+      ->type_name("BYTES|all");
   app->add_option("-r,--repetitions", o->repetitions, "Timed runs of each test (default 5)")
       ->type_name("N")
       ->check(Integer(1, 1000));
@@ -107,10 +113,16 @@ Result<BenchPlan> PlanBench(const BenchOptions& options) {
                        Numbers(options.generations, "128", 0, kMaxTokens, "-n"));
   AKV_ASSIGN_OR_RETURN(const std::vector<int64_t> depths, Numbers(options.depths, "0", 0, kMaxTokens, "-d"));
   AKV_ASSIGN_OR_RETURN(const std::vector<int64_t> threads, Numbers(options.threads, "0", 0, kMaxThreads, "-t"));
+  AKV_ASSIGN_OR_RETURN(const std::vector<int64_t> sequences,
+                       Numbers(options.sequences, "1", 1, kMaxSequences, "--sequences"));
   AKV_ASSIGN_OR_RETURN(const std::vector<BenchCache> caches, Caches(options));
 
   BenchPlan plan;
   plan.threads.assign(threads.begin(), threads.end());
+  if (!options.memory_budget.empty() && options.memory_budget != "all") {
+    AKV_ASSIGN_OR_RETURN(plan.memory, ParseBytes("--memory-budget", options.memory_budget));
+    if (plan.memory == 0) return InvalidArgument("--memory-budget is 0; allowed are bytes as 80G, or all");
+  }
   const auto add = [&](BenchCase wanted) {
     if (wanted.tokens() == 0) return;
     plan.context = std::max(plan.context, wanted.depth + wanted.tokens());
@@ -128,7 +140,11 @@ Result<BenchPlan> PlanBench(const BenchOptions& options) {
     for (const int64_t prompt : prompts) add({prompt, 0, depth, {}});
   }
   for (const int64_t depth : depths) {
-    for (const int64_t generate : generations) add({0, generate, depth, {}});
+    for (const int64_t generate : generations) {
+      for (const int64_t count : sequences) add({0, generate, depth, {}, count});
+      // What an empty cache takes says nothing.
+      if (!options.memory_budget.empty() && depth > 0) add({0, generate, depth, {}, 0});
+    }
   }
   if (plan.cases.empty()) return InvalidArgument("there is nothing to measure: -p and -n are 0");
   return plan;

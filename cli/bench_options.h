@@ -17,12 +17,13 @@ namespace anchorkv::cli {
 struct BenchOptions {
   std::vector<std::string> models;
   // Lists as typed; several of the same option add up, none is the default.
-  std::vector<std::string> prompts, generations, depths, threads;
+  std::vector<std::string> prompts, generations, depths, sequences, threads;
   int repetitions = 5;
   std::string format = "md";
   std::vector<std::string> methods = {"anchorkv"};
   std::vector<std::string> profiles;  // empty: the default one
   std::vector<double> ratios = {kDefaultRatio};
+  std::string memory_budget;  // bytes as typed, or "all"; empty: none
   MethodOptions method;
   DeviceOptions device;
   int chunk = 512;
@@ -49,6 +50,8 @@ struct BenchCase {
   int64_t generate = 0;
   int64_t depth = 0;
   BenchCache cache;
+  // That generate at the same time, each with a cache of its own; 0: as many as the plan's memory holds.
+  int64_t sequences = 1;
   int64_t tokens() const noexcept { return prompt + generate; }
 };
 
@@ -56,6 +59,7 @@ struct BenchPlan {
   std::vector<int> threads;      // each with an engine of its own
   std::vector<BenchCase> cases;  // in order: first reading, then generating; by depth, then by cache
   int64_t context = 0;           // positions that the cases reach
+  int64_t memory = 0;            // bytes for model and caches of cases with sequences = 0; 0: all that the GPU has
 };
 
 // kInvalidArgument names the option. A case in which no cache would compress anything (a prompt below --kv-min-tokens)

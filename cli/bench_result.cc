@@ -16,7 +16,8 @@ constexpr double kMiB = 1024.0 * 1024.0;
 
 std::vector<double> TokensPerSecond(const BenchResult& result) {
   std::vector<double> rates;
-  for (const double ns : result.samples_ns) rates.push_back(1e9 * static_cast<double>(result.test.tokens()) / ns);
+  const auto tokens = static_cast<double>(result.test.tokens() * result.test.sequences);
+  for (const double ns : result.samples_ns) rates.push_back(1e9 * tokens / ns);
   return rates;
 }
 
@@ -73,7 +74,7 @@ class Markdown final : public BenchPrinter {
         fmt::format("{}", r.threads),
         Label(r.test.cache),
         fmt::format("{:.2f}", static_cast<double>(r.cache_bytes) / kMiB),
-        fmt::format("{:.1f}", static_cast<double>(r.peak_bytes) / kMiB),
+        fmt::format("{:.1f}", static_cast<double>(r.on_gpu ? r.buffer_peak_bytes : r.peak_bytes) / kMiB),
         r.compress_ns.empty() ? "-" : fmt::format("{:.1f}", Median(r.compress_ns) / 1e6),
         TestName(r.test),
         fmt::format("{:.2f} ± {:.2f} ({:.2f})", Mean(rates), StandardDeviation(rates), Median(rates))};
@@ -137,6 +138,8 @@ class JsonList final : public BenchPrinter {
 
 std::string TestName(const BenchCase& test) {
   std::string name = test.prompt > 0 ? fmt::format("pp{}", test.prompt) : fmt::format("tg{}", test.generate);
+  if (test.sequences == 0) name += " xN";
+  if (test.sequences > 1) name += fmt::format(" x{}", test.sequences);
   if (test.depth > 0) name += fmt::format(" @ d{}", test.depth);
   return name;
 }
@@ -160,6 +163,7 @@ nlohmann::ordered_json ToJson(const BenchResult& r) {
           {"n_prompt", r.test.prompt},
           {"n_gen", r.test.generate},
           {"n_depth", r.test.depth},
+          {"n_sequences", r.test.sequences},
           {"kv_method", compress ? "anchorkv" : "full"},
           {"kv_profile", compress ? Json(Name(codec.profile)) : Json()},
           {"kv_ratio", compress ? Json(1 / codec.theta) : Json()},
@@ -167,6 +171,7 @@ nlohmann::ordered_json ToJson(const BenchResult& r) {
           {"cache_bytes", r.cache_bytes},
           {"dense_bytes", r.dense_bytes},
           {"peak_bytes", r.peak_bytes},
+          {"buffer_peak_bytes", r.buffer_peak_bytes},
           {"compress_ns", r.compress_ns.empty() ? Json() : Json(static_cast<int64_t>(Median(r.compress_ns)))},
           {"test_time", r.test_time},
           {"avg_ns", static_cast<int64_t>(Mean(r.samples_ns))},

@@ -32,9 +32,10 @@ struct BenchResult {
   int64_t cache_bytes = 0;          // resident at the end
   int64_t dense_bytes = 0;          // of the same tokens in 16 bits
   int64_t peak_bytes = 0;           // resident set of the process at its highest during the test
+  int64_t buffer_peak_bytes = 0;    // caches and buffers of steps, on the CPU or GPU, at their highest while timed
 };
 
-// "pp512", "tg32 @ d7900".
+// "pp512", "tg32 @ d7900", "tg32 x8 @ d7900" of eight sequences.
 std::string TestName(const BenchCase& test);
 
 // One flat object per test, in a fixed order; arrays samples_ns and samples_ts at its end.

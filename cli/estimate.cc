@@ -174,10 +174,12 @@ nlohmann::ordered_json ToJson(const Row& row) {
   Json json = {{"context", row.context},
                {"method", row.codec ? "anchorkv" : "full"},
                {"profile", row.codec ? Json(Name(row.codec->profile)) : Json()},
-               {"ratio", row.codec ? 1 / row.codec->theta : 1.0},
+               {"asked_ratio", row.codec ? 1 / row.codec->theta : 1.0},
+               {"ratio", row.codec ? 1 / row.codec->theta : 1.0},  // the older name
                {"feasible", row.bytes > 0}};
   if (row.bytes > 0) {
-    json["bytes"] = static_cast<int64_t>(row.bytes);
+    json["resident_bytes"] = static_cast<int64_t>(row.bytes);
+    json["bytes"] = static_cast<int64_t>(row.bytes);  // the older name
     json["reached"] = row.reached;
   }
   if (row.budget) {

@@ -81,6 +81,7 @@ nlohmann::ordered_json CacheJson(const CacheConfig& config, const ByteBill& bill
       {"method", config.compress ? "anchorkv" : "full"},
       {"profile", config.compress ? Json(Name(config.codec.profile)) : Json()},
       {"theta", config.compress ? Json(config.codec.theta) : Json()},
+      {"asked_ratio", config.compress ? 1.0 / config.codec.theta : 1.0},
       {"dense_bytes", bill.dense_bytes},
       {"resident_bytes", bill.resident_bytes()},
       {"ratio", bill.ratio()},

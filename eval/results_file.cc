@@ -14,6 +14,9 @@ namespace {
 constexpr const char* kIdentity[] = {"suite",  "task",    "sample", "question", "length",     "seed",  "protocol",
                                      "method", "profile", "ratio",  "options",  "model_hash", "layer", "band"};
 
+// Of a row. Values are copied and written by functions that call themselves; rows have two or three levels.
+constexpr int kMaxDepth = 64;
+
 template <typename Json>
 std::string Identity(const Json& row) {
   nlohmann::json identity = nlohmann::json::array();  // `json` sorts the keys of the options
@@ -44,8 +47,15 @@ Result<std::unique_ptr<ResultsFile>> ResultsFile::Open(const std::string& path) 
     begin = end + 1;
     ++line_number;
     if (line.empty()) continue;
-    const nlohmann::json row = nlohmann::json::parse(line, nullptr, false);
-    if (!row.is_object()) return DataLoss(path + ":" + std::to_string(line_number) + " is not a JSON object");
+    bool deep = false;
+    const auto watch = [&](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+      deep |= depth > kMaxDepth;
+      return !deep;
+    };
+    const nlohmann::json row = nlohmann::json::parse(line, watch, false);
+    const std::string where = path + ":" + std::to_string(line_number);
+    if (deep) return DataLoss(where + " is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    if (!row.is_object()) return DataLoss(where + " is not a JSON object");
     if (row.contains("error")) continue;
     results->identities_.insert(Identity(row));
     kept += line + '\n';

@@ -1,36 +1,34 @@
 // Shapes and options of every kind: a budget is either refused with a message or within theta, with as many
 // anchors and residuals as there are vectors.
-#include <fuzzer/FuzzedDataProvider.h>
 
 #include "anchorkv/options.h"
 #include "check.h"
 #include "codec/codec.h"
+#include "input.h"
 
 namespace {
 
-anchorkv::CodecOptions MakeOptions(FuzzedDataProvider& in) {
-  auto options =
-      anchorkv::CodecOptions::ForProfile(in.ConsumeBool() ? anchorkv::Profile::kPaper : anchorkv::Profile::kBlend);
-  options.theta =
-      in.ConsumeBool() ? in.ConsumeFloatingPointInRange<double>(0.0, 2.0) : in.ConsumeFloatingPoint<double>();
-  options.window = in.ConsumeIntegralInRange<int>(-1, 1 << 17);
-  options.anchors = in.ConsumeIntegralInRange<int64_t>(-1, 1 << 17);
-  options.sinks = in.ConsumeIntegralInRange<int>(-1, 64);
-  options.rho = in.ConsumeFloatingPoint<double>();
-  options.residual_bits = in.ConsumeIntegralInRange<int>(-1, 5);
-  options.surplus = static_cast<anchorkv::Surplus>(in.ConsumeIntegralInRange<int>(0, 2));
-  options.pool_heads = in.ConsumeBool();
+anchorkv::CodecOptions MakeOptions(anchorkv::fuzz::Input& in) {
+  auto options = anchorkv::CodecOptions::ForProfile(in.Bool() ? anchorkv::Profile::kPaper : anchorkv::Profile::kBlend);
+  options.theta = in.Bool() ? in.Real(0.0, 2.0) : in.AnyDouble();
+  options.window = in.InRange<int>(-1, 1 << 17);
+  options.anchors = in.InRange<int64_t>(-1, 1 << 17);
+  options.sinks = in.InRange<int>(-1, 64);
+  options.rho = in.AnyDouble();
+  options.residual_bits = in.InRange<int>(-1, 5);
+  options.surplus = static_cast<anchorkv::Surplus>(in.InRange<int>(0, 2));
+  options.pool_heads = in.Bool();
   return options;
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  FuzzedDataProvider in(data, size);
+  anchorkv::fuzz::Input in(data, size);
   anchorkv::LayerShape shape;
-  shape.kv_heads = in.ConsumeIntegralInRange<int>(-1, 128);
-  shape.head_dim = in.ConsumeIntegralInRange<int>(-8, 1024);
-  shape.tokens = in.ConsumeIntegralInRange<int64_t>(-1, int64_t{1} << 21);
+  shape.kv_heads = in.InRange<int>(-1, 128);
+  shape.head_dim = in.InRange<int>(-8, 1024);
+  shape.tokens = in.InRange<int64_t>(-1, int64_t{1} << 21);
   const anchorkv::CodecOptions options = MakeOptions(in);
 
   const auto budget = anchorkv::PlanBudget(shape, options);

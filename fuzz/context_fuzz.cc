@@ -1,6 +1,5 @@
 // Stored contexts, damaged: bytes of a file changed as they are, or its sections changed and put together again with
 // right checksums. The reader refuses with a message, or everything in the context can be attended and decoded.
-#include <fuzzer/FuzzedDataProvider.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "input.h"
 #include "support/stored_contexts.h"
 
 namespace {
@@ -61,11 +61,11 @@ void Use(const StoredContext& context) {
   }
 }
 
-void Patch(FuzzedDataProvider* in, std::vector<std::byte>* bytes) {
-  const auto at = in->ConsumeIntegralInRange<size_t>(0, bytes->size());
-  const std::string patch = in->ConsumeRandomLengthString(16);
+void Patch(anchorkv::fuzz::Input* in, std::vector<std::byte>* bytes) {
+  const auto at = in->InRange<size_t>(0, bytes->size());
+  const std::string patch = in->Text(16);
   const auto* from = reinterpret_cast<const std::byte*>(patch.data());
-  switch (in->ConsumeIntegralInRange<int>(0, 7)) {
+  switch (in->InRange<int>(0, 7)) {
     case 0:
       bytes->insert(bytes->begin() + static_cast<ptrdiff_t>(at), from, from + patch.size());
       break;
@@ -84,12 +84,12 @@ File Copy(std::span<const std::byte> bytes) {
 }
 
 // Sections of `file` with some bytes changed, and checksums that fit.
-File Rebuilt(const AlignedBuffer& file, FuzzedDataProvider* in) {
+File Rebuilt(const AlignedBuffer& file, anchorkv::fuzz::Input* in) {
   std::vector<Section> sections = ReadSections({file.data(), file.size_bytes()}).value();
   std::vector<std::vector<std::byte>> contents;
   for (const Section& section : sections) contents.emplace_back(section.bytes.begin(), section.bytes.end());
-  while (in->remaining_bytes() > 3) {
-    Patch(in, &contents[in->ConsumeIntegralInRange<size_t>(0, contents.size() - 1)]);
+  while (in->remaining() > 3) {
+    Patch(in, &contents[in->InRange<size_t>(0, contents.size() - 1)]);
   }
   for (size_t i = 0; i < sections.size(); ++i) sections[i].bytes = contents[i];
   const SectionImage image = SectionImage::Make(sections).value();
@@ -102,13 +102,13 @@ File Rebuilt(const AlignedBuffer& file, FuzzedDataProvider* in) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::vector<File> files = MakeFiles();
-  FuzzedDataProvider in(data, size);
-  const File& original = files[in.ConsumeIntegralInRange<size_t>(0, files.size() - 1)];
-  const bool raw = in.ConsumeBool();
+  anchorkv::fuzz::Input in(data, size);
+  const File& original = files[in.InRange<size_t>(0, files.size() - 1)];
+  const bool raw = in.Bool();
   File file;
   if (raw) {
     std::vector<std::byte> bytes(original->data(), original->data() + original->size_bytes());
-    while (in.remaining_bytes() > 3) Patch(&in, &bytes);
+    while (in.remaining() > 3) Patch(&in, &bytes);
     file = Copy(bytes);
   } else {
     file = Rebuilt(*original, &in);

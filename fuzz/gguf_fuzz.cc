@@ -1,6 +1,5 @@
 // A small valid model file with bytes overwritten, inserted or cut off: its description is read or refused with
 // a message.
-#include <fuzzer/FuzzedDataProvider.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 
 #include "check.h"
 #include "ggml-cpp.h"
+#include "input.h"
 #include "runtime/engine.h"
 
 namespace {
@@ -84,14 +84,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FUZZ_CHECK(Read(valid).ok());  // else nothing behind the first check would ever be reached
     return valid;
   }();
-  FuzzedDataProvider in(data, size);
+  anchorkv::fuzz::Input in(data, size);
   std::string bytes = model;
   // Most of the file is tensor data; damage to what describes it is what matters.
   constexpr size_t kDescription = 2048;
-  while (in.remaining_bytes() > 3) {
-    const size_t at = in.ConsumeIntegralInRange<size_t>(0, std::min(bytes.size(), kDescription));
-    const std::string patch = in.ConsumeRandomLengthString(16);
-    switch (in.ConsumeIntegralInRange<int>(0, 3)) {
+  while (in.remaining() > 3) {
+    const size_t at = in.InRange<size_t>(0, std::min(bytes.size(), kDescription));
+    const std::string patch = in.Text(16);
+    switch (in.InRange<int>(0, 3)) {
       case 0:
         bytes.insert(at, patch);
         break;

@@ -1,7 +1,6 @@
 // Texts of users on their way into a prompt: any bytes as system message, document, questions and messages. Whatever
 // they spell, the prompt has exactly the special tokens of the template, and its tokens read as the texts did. The
 // model is the servers' tests' (bytes, three control tokens, one merge): every text has a token sequence.
-#include <fuzzer/FuzzedDataProvider.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "input.h"
 #include "runtime/chat_frame.h"
 #include "server/prompt.h"
 #include "server/tiny_chat_model.h"
@@ -36,8 +36,12 @@ int64_t Specials(std::span<const int32_t> tokens) {
                        [](int32_t token) { return TinyTokenizer().Piece(token).empty(); });
 }
 
+// What the tokenizer makes of one text on its own; false for bytes that it cannot read, which the program refuses
+// before.
+bool Readable(const std::string& text) { return FindInvalidUtf8(text) == std::string::npos; }
+
 // Bytes, pieces of special tokens, and many of something.
-std::string NextText(FuzzedDataProvider* in) {
+std::string NextText(anchorkv::fuzz::Input* in) {
   static const std::string kPieces[] = {"<|im_end|>",
                                         "<|im_start|>",
                                         "<|im_",
@@ -57,23 +61,20 @@ std::string NextText(FuzzedDataProvider* in) {
                                         "\xc3",
                                         ""};
   std::string text;
-  const int count = in->ConsumeIntegralInRange(0, 6);
+  const int count = in->InRange(0, 6);
   for (int i = 0; i < count; ++i) {
-    const std::string piece = in->ConsumeBool() ? in->PickValueInArray(kPieces) : in->ConsumeRandomLengthString(24);
-    const int times = in->ConsumeIntegralInRange(0, 63) == 63 ? 500 : 1;  // enough to be cut (special_cuts.h)
+    const std::string piece = in->Bool() ? in->Pick(kPieces) : in->Text(24);
+    // Enough to be cut (special_cuts.h); of bytes that no program hands on libllama complains one by one, slowly.
+    const int times = in->InRange(0, 63) == 63 && Readable(piece) ? 500 : 1;
     for (int t = 0; t < times; ++t) text += piece;
   }
   return text;
 }
 
-// What the tokenizer makes of one text on its own; false for bytes that it cannot read, which the program refuses
-// before.
-bool Readable(const std::string& text) { return FindInvalidUtf8(text) == std::string::npos; }
-
-void CheckFrame(FuzzedDataProvider* in) {
+void CheckFrame(anchorkv::fuzz::Input* in) {
   const Tokenizer& tokenizer = TinyTokenizer();
   const std::string system = NextText(in), document = NextText(in), question = NextText(in);
-  const Result<ChatFrame> frame = MakeChatFrame(tokenizer, system, in->ConsumeBool() ? "" : kPlainTemplate);
+  const Result<ChatFrame> frame = MakeChatFrame(tokenizer, system, in->Bool() ? "" : kPlainTemplate);
   FUZZ_CHECK(frame.ok());
   const Result<std::vector<int32_t>> prefix = EncodeDocument(tokenizer, *frame, document);
   const Result<TurnTokens> first = EncodeFirstQuestion(tokenizer, *frame, question);
@@ -93,17 +94,17 @@ void CheckFrame(FuzzedDataProvider* in) {
   FUZZ_CHECK(first->user_end <= first->tokens.size() && behind->user_end <= behind->tokens.size());
 }
 
-void CheckMessages(FuzzedDataProvider* in) {
+void CheckMessages(anchorkv::fuzz::Input* in) {
   const Tokenizer& tokenizer = TinyTokenizer();
   std::vector<ChatMessage> messages;
-  if (in->ConsumeBool()) messages.push_back({"system", NextText(in)});
-  for (int turns = in->ConsumeIntegralInRange(0, 3); turns > 0; --turns) {
+  if (in->Bool()) messages.push_back({"system", NextText(in)});
+  for (int turns = in->InRange(0, 3); turns > 0; --turns) {
     messages.push_back({"user", NextText(in)});
     messages.push_back({"assistant", NextText(in)});
   }
   messages.push_back({"user", NextText(in)});
-  const bool plain = in->ConsumeBool();
-  const int64_t min_tokens = in->ConsumeIntegralInRange<int64_t>(0, 200);
+  const bool plain = in->Bool();
+  const int64_t min_tokens = in->InRange<int64_t>(0, 200);
   const std::string name = plain ? kPlainTemplate : "";
   const auto prompt = server::ChatPrompt(tokenizer, name, messages, min_tokens);
   const auto rendered = server::RenderChat(tokenizer, name, messages, true);
@@ -119,18 +120,18 @@ void CheckMessages(FuzzedDataProvider* in) {
 }
 
 // Raw texts: whatever is asked for, tokens in range that read as the text; and any numbers as tokens.
-void CheckRaw(FuzzedDataProvider* in) {
+void CheckRaw(anchorkv::fuzz::Input* in) {
   const Tokenizer& tokenizer = TinyTokenizer();
   const std::string text = NextText(in);
-  const bool special = in->ConsumeBool();
-  const std::vector<int32_t> tokens = tokenizer.Encode(text, in->ConsumeBool(), special);
+  const bool special = in->Bool();
+  const std::vector<int32_t> tokens = tokenizer.Encode(text, in->Bool(), special);
   for (const int32_t token : tokens) FUZZ_CHECK(token >= 0 && token < tokenizer.vocab_size());
   if (Readable(text)) FUZZ_CHECK(Text(tokens) == text);
   if (!special) FUZZ_CHECK(Specials(tokens) == 0 || !Readable(text));
   Utf8Stream stream;
   std::string shown;
-  while (in->remaining_bytes() > 0) {
-    const auto token = in->ConsumeBool() ? in->ConsumeIntegral<int32_t>() : in->ConsumeIntegralInRange(-1, 300);
+  while (in->remaining() > 0) {
+    const auto token = in->Bool() ? in->Any<int32_t>() : in->InRange(-1, 300);
     shown += stream.Push(tokenizer.Piece(token, special));
     tokenizer.IsEndOfGeneration(token);
   }
@@ -141,8 +142,8 @@ void CheckRaw(FuzzedDataProvider* in) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  FuzzedDataProvider in(data, size);
-  switch (in.ConsumeIntegralInRange(0, 2)) {
+  anchorkv::fuzz::Input in(data, size);
+  switch (in.InRange(0, 2)) {
     case 0:
       CheckFrame(&in);
       break;

@@ -1,10 +1,10 @@
 // Any bytes in any pieces: what comes out is valid UTF-8 and does not depend on where the pieces were cut.
-#include <fuzzer/FuzzedDataProvider.h>
 
 #include <string>
 #include <string_view>
 
 #include "check.h"
+#include "input.h"
 #include "runtime/text.h"
 
 namespace {
@@ -41,11 +41,11 @@ bool IsValid(std::string_view text) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  FuzzedDataProvider in(data, size);
+  anchorkv::fuzz::Input in(data, size);
   anchorkv::Utf8Stream pieces;
   std::string bytes, out;
-  while (in.remaining_bytes() > 0) {
-    const std::string piece = in.ConsumeRandomLengthString(16);
+  while (in.remaining() > 0) {
+    const std::string piece = in.Text(16);
     bytes += piece;
     const std::string ready = pieces.Push(piece);
     FUZZ_CHECK(IsValid(ready));

@@ -4,14 +4,13 @@
 #include <httplib.h>
 
 #include <algorithm>
+#include <chrono>
 
+#include "server/connection.h"
 #include "server/routes.h"
 
 namespace anchorkv::server {
 namespace {
-
-constexpr int kKeepAliveSeconds = 5;
-constexpr int kWriteTimeoutSeconds = 30;
 
 // Takes the same time wherever the texts differ.
 bool SameText(const std::string& a, const std::string& b) {
@@ -41,13 +40,34 @@ bool FromOtherSite(const httplib::Request& request) {
   return host == std::string::npos || origin.substr(host + 3) != request.get_header_value("Host");
 }
 
+// A word of letters that no route has as its method.
+bool IsOtherMethod(const std::string& method) {
+  for (const char* known : {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}) {
+    if (method == known) return false;
+  }
+  return !method.empty() && method.size() <= 32 &&
+         std::all_of(method.begin(), method.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
+}
+
 // Errors that the library finds itself.
-void CompleteError(const httplib::Request& request, httplib::Response& response, Service* service, int64_t max_body) {
+void CompleteError(const httplib::Request& request, httplib::Response& response, Service* service, int64_t max_body,
+                   const std::vector<Route>& routes) {
   if (!response.body.empty()) return;
   Failure failure;
   failure.http_status = response.status;
-  if (response.status == 404) {
-    failure = Missing("there is no " + request.method + " " + request.path.substr(0, 200));
+  // Methods that the library does not know, or routes nowhere, are 400 for it; it has not read the path of the former.
+  const std::string path = request.path.empty() ? request.target.substr(0, request.target.find('?')) : request.path;
+  if (response.status == 400 && IsOtherMethod(request.method) && request.version.rfind("HTTP/1.", 0) == 0) {
+    failure.http_status = response.status = 404;
+  }
+  const std::string allowed = response.status == 404 ? AllowedMethods(routes, path) : "";
+  if (!allowed.empty()) {
+    response.set_header("Allow", allowed);
+    failure.http_status = 405;
+    failure.code = "method_not_allowed";
+    failure.message = "there is no " + request.method + " " + path.substr(0, 200) + "; allowed is " + allowed;
+  } else if (response.status == 404) {
+    failure = Missing("there is no " + request.method + " " + path.substr(0, 200));
   } else if (response.status == 413) {
     failure.code = "body_too_large";
     failure.message = fmt::format("the body is larger than {} bytes (--max-body)", max_body);
@@ -62,26 +82,27 @@ void CompleteError(const httplib::Request& request, httplib::Response& response,
 
 struct HttpServer::Impl {
   HttpOptions options;
-  httplib::Server server;
+  ConnectionServer server;
   int port = 0;
+
+  static ConnectionLimits Limits(const HttpOptions& options) {
+    ConnectionLimits limits;
+    limits.time = std::chrono::seconds(options.timeout_s);
+    limits.idle = std::min(limits.idle, limits.time);
+    limits.threads = options.threads;
+    return limits;
+  }
+  explicit Impl(const HttpOptions& given) : options(given), server(Limits(given)) {}
 };
 
-HttpServer::HttpServer() : impl_(std::make_unique<Impl>()) {}
+HttpServer::HttpServer(const HttpOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 HttpServer::~HttpServer() = default;
 
 Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options, Service* service) {
-  std::unique_ptr<HttpServer> self(new HttpServer());
+  std::unique_ptr<HttpServer> self(new HttpServer(options));
   Impl& impl = *self->impl_;
-  impl.options = options;
   httplib::Server& server = impl.server;
-  server.new_task_queue = [threads = options.threads] {
-    return new httplib::ThreadPool(4, static_cast<size_t>(threads));
-  };
   server.set_payload_max_length(static_cast<size_t>(options.max_body_bytes));
-  server.set_read_timeout(options.read_timeout_s);
-  server.set_write_timeout(kWriteTimeoutSeconds);
-  server.set_keep_alive_timeout(kKeepAliveSeconds);
-  server.set_keep_alive_max_count(1000);
   server.set_default_headers({{"Server", "anchorkv"}, {"X-Content-Type-Options", "nosniff"}});
   server.set_pre_routing_handler(
       [key = options.api_key, service](const httplib::Request& request, httplib::Response& response) {
@@ -100,9 +121,11 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options,
         }
         return httplib::Server::HandlerResponse::Unhandled;
       });
-  server.set_error_handler(httplib::Server::Handler(
-      [service, limit = options.max_body_bytes](const httplib::Request& request, httplib::Response& response) {
-        CompleteError(request, response, service, limit);
+  server.set_error_handler(
+      httplib::Server::Handler([service, limit = options.max_body_bytes,
+                                routes = AddRoutes(&server, service, std::chrono::seconds(options.timeout_s))](
+                                   const httplib::Request& request, httplib::Response& response) {
+        CompleteError(request, response, service, limit, routes);
       }));
   server.set_exception_handler([](const httplib::Request&, httplib::Response& response, std::exception_ptr error) {
     Failure failure{500, "server_error", "internal", "", "an unknown error"};
@@ -124,7 +147,6 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options,
                    path.c_str(), response.status);
     });
   }
-  AddRoutes(&server, service);
 
   const bool any = options.port == 0;
   impl.port = any ? server.bind_to_any_port(options.host) : options.port;

@@ -16,7 +16,7 @@ struct HttpOptions {
   std::string api_key;
   int threads = 64;  // connections at a time
   int64_t max_body_bytes = int64_t{64} << 20;
-  int read_timeout_s = 30;
+  int timeout_s = 30;  // for a request to come and an answer to be read; more for large ones (connection.h)
   bool log_requests = false;
 };
 
@@ -32,7 +32,7 @@ class HttpServer {
   void Stop();  // from any thread
 
  private:
-  HttpServer();
+  explicit HttpServer(const HttpOptions& options);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

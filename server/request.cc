@@ -77,7 +77,7 @@ class Fields {
   void OnlyDefault(const char* name, const Json& nothing, const char* why) {
     const Json* field = Find(name);
     if (field == nullptr || *field == nothing) return;
-    if ((field->is_array() || field->is_object()) && field->empty()) return;
+    if (nothing.is_null() && (field->is_array() || field->is_object()) && field->empty()) return;
     Fail(fmt::format("{}{} is {}: {}", prefix_, name, Show(*field), why), name);
   }
 

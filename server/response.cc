@@ -1,5 +1,9 @@
 #include "server/response.h"
 
+#include <fmt/format.h>
+
+#include "runtime/text.h"
+
 namespace anchorkv::server {
 namespace {
 
@@ -7,6 +11,19 @@ OrderedJson Bytes(const std::string& text) {
   OrderedJson bytes = OrderedJson::array();
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
   return bytes;
+}
+
+// A token's text as the name of a field. Bytes that are no whole UTF-8 would all be shown alike, and a JSON object must
+// not have a name twice: they are written as OpenAI writes them.
+std::string FieldName(const std::string& piece) {
+  if (FindInvalidUtf8(piece) == std::string::npos) return piece;
+  std::string name = "bytes:";
+  for (const char c : piece) name += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return name;
+}
+
+OrderedJson ProfileJson(const CacheConfig& config) {
+  return config.compress ? OrderedJson(Name(config.codec.profile)) : OrderedJson();
 }
 
 OrderedJson Common(const AnswerHead& head, bool chunk) {
@@ -56,13 +73,16 @@ OrderedJson TimingsJson(const Outcome& o) {
 OrderedJson KvJson(const Outcome& o, const CacheConfig& config) {
   const ByteBill& bill = o.bill;
   OrderedJson json = {{"method", config.compress ? "anchorkv" : "full"},
+                      {"profile", ProfileJson(config)},
                       {"asked_ratio", config.compress ? OrderedJson(1.0 / config.codec.theta) : OrderedJson(1)},
                       {"tokens", bill.tokens},
                       {"dense_bytes", bill.dense_bytes},
-                      {"bytes", bill.resident_bytes()},
+                      {"resident_bytes", bill.resident_bytes()},
+                      {"bytes", bill.resident_bytes()},  // the older name
                       {"ratio", bill.ratio()},
                       {"layers_compressed", bill.layers_compressed},
-                      {"layers", bill.layers_total},
+                      {"layers_total", bill.layers_total},
+                      {"layers", bill.layers_total},  // the older name
                       {"skipped", bill.skipped_reason.empty() ? OrderedJson() : OrderedJson(bill.skipped_reason)},
                       {"reused_tokens", o.cached_tokens},
                       {"question_aware", o.question_aware},
@@ -93,7 +113,7 @@ OrderedJson LogprobsJson(Api api, const Tokenizer& tokenizer, const std::vector<
     tokens.push_back(piece(entry.token));
     values.push_back(entry.logprob);
     OrderedJson top = OrderedJson::object();
-    for (const auto& [other, logprob] : entry.top) top[piece(other)] = logprob;
+    for (const auto& [other, logprob] : entry.top) top[FieldName(piece(other))] = logprob;
     tops.push_back(std::move(top));
   }
   return {{"tokens", std::move(tokens)}, {"token_logprobs", std::move(values)}, {"top_logprobs", std::move(tops)}};
@@ -167,9 +187,11 @@ OrderedJson ContextJson(const ContextKey& key, const StoredContext& context, int
           {"tokens", context.tokens.size()},
           {"kv",
            {{"method", context.compressed() ? "anchorkv" : "full"},
+            {"profile", ProfileJson(context.config)},
             {"asked_ratio", context.config.compress ? 1.0 / context.config.codec.theta : 1.0},
             {"dense_bytes", dense},
-            {"bytes", bytes},
+            {"resident_bytes", bytes},
+            {"bytes", bytes},  // the older name
             {"ratio", bytes > 0 ? static_cast<double>(dense) / static_cast<double>(bytes) : 0.0}}}};
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstring>
@@ -9,7 +10,8 @@
 #include <memory>
 #include <utility>
 
-#include "server/page.h"
+#include "server/connection.h"
+#include "server/embedded.h"
 
 namespace anchorkv::server {
 namespace {
@@ -24,10 +26,6 @@ constexpr int kClientGone = 499;
 constexpr auto kPoll = 100ms;           // how soon a client that left is noticed
 constexpr auto kHeadersAfter = 1000ms;  // of waiting for the first text of a stream
 constexpr auto kPingAfter = 15s;        // of silence in a stream
-// A body may take so long, and as much longer as it needs at this rate; else a few clients that send a byte now and
-// then would hold all threads.
-constexpr auto kBodyTime = 30s;
-constexpr int64_t kSlowestBody = 16 << 10;  // bytes per second
 
 // Endpoints of llama-server that mean something this server does not do.
 constexpr const char* kNotServed[] = {
@@ -202,10 +200,20 @@ Parsed<ContextRequest> ContextOfText(const Request& request) {
 }
 
 void Upload(Service* service, const Request& request, Response* response) {
+  const bool plain = HasType(request, "text/plain");
+  for (const char* name : {"name", "system", "kv_ratio"}) {
+    if (plain || !request.has_param(name)) continue;
+    return Refuse(
+        service,
+        BadRequest(std::string(name) + " stands in the query, which is read with text/plain only; put it into the "
+                                       "JSON body",
+                   name),
+        response);
+  }
   if (HasType(request, kContextType) || HasType(request, "application/octet-stream")) {
     return Send(service->TakeContext(request.body), response);
   }
-  Parsed<ContextRequest> parsed = HasType(request, "text/plain") ? ContextOfText(request) : ParseContext(request.body);
+  Parsed<ContextRequest> parsed = plain ? ContextOfText(request) : ParseContext(request.body);
   if (!parsed.ok()) return Refuse(service, parsed.failure(), response);
   Parsed<std::shared_ptr<Job>> job = service->UploadJob(*parsed);
   if (!job.ok()) return Refuse(service, job.failure(), response);
@@ -250,9 +258,36 @@ void Download(Service* service, const std::string& id, Response* response) {
 
 using Handler = std::function<void(const Request&, Response*)>;
 
+// Adds routes to a server and remembers them.
+class Router {
+ public:
+  Router(httplib::Server* server, Service* service, std::chrono::seconds body_time)
+      : server_(server), service_(service), body_time_(body_time) {}
+
+  void Get(const char* path, const Handler& handler, bool served = true) {
+    routes_.push_back({"GET", path, served});
+    server_->Get(path, [handler](const Request& request, Response& response) { handler(request, &response); });
+  }
+  void Delete(const char* path, const Handler& handler) {
+    routes_.push_back({"DELETE", path});
+    server_->Delete(path, [handler](const Request& request, Response& response) { handler(request, &response); });
+  }
+  void Post(const char* path, const Handler& handler, bool served = true);
+
+  std::vector<Route> Take() { return std::move(routes_); }
+
+ private:
+  httplib::Server* const server_;
+  Service* const service_;
+  const std::chrono::seconds body_time_;
+  std::vector<Route> routes_;
+};
+
 // A route whose requests have bodies, which are read here.
-void Post(httplib::Server* server, Service* service, const char* path, Handler handler) {
-  server->Post(path, [=](const Request& request, Response& response, const httplib::ContentReader& read) {
+void Router::Post(const char* path, const Handler& handler, bool served) {
+  routes_.push_back({"POST", path, served});
+  server_->Post(path, [handler, service = service_, body_time = body_time_](const Request& request, Response& response,
+                                                                            const httplib::ContentReader& read) {
     if (request.is_multipart_form_data()) {
       return Refuse(service,
                     {415, "invalid_request_error", "unsupported_media_type", "",
@@ -265,7 +300,7 @@ void Post(httplib::Server* server, Service* service, const char* path, Handler h
     const Clock::time_point begin = Clock::now();
     const bool complete = read([&](const char* data, size_t size) {
       whole.body.append(data, size);
-      const auto allowed = kBodyTime + std::chrono::seconds(static_cast<int64_t>(whole.body.size()) / kSlowestBody);
+      const auto allowed = body_time + std::chrono::seconds(static_cast<int64_t>(whole.body.size()) / kSlowestPace);
       slow = Clock::now() - begin > allowed;
       return !slow;
     });
@@ -273,7 +308,7 @@ void Post(httplib::Server* server, Service* service, const char* path, Handler h
       return Refuse(service,
                     {408, "invalid_request_error", "body_too_slow", "",
                      fmt::format("{} bytes of the body came in {} s; at least {} a second are expected",
-                                 whole.body.size(), (Clock::now() - begin) / 1s, kSlowestBody)},
+                                 whole.body.size(), (Clock::now() - begin) / 1s, kSlowestPace)},
                     &response);
     }
     if (complete) return handler(whole, &response);
@@ -288,61 +323,92 @@ void SendFailure(const Failure& failure, Response* response) {
   SendJson(ErrorJson(failure), response);
 }
 
-void AddRoutes(httplib::Server* server, Service* service) {
-  const auto page = [](const Request&, Response& response) {
-    response.set_header("Content-Security-Policy",
-                        "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-                        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
-    response.set_content(Page().data(), Page().size(), "text/html; charset=utf-8");
+std::string AllowedMethods(const std::vector<Route>& routes, std::string_view path) {
+  const auto matches = [](std::string_view pattern, std::string_view text) {
+    while (!pattern.empty() && !text.empty()) {
+      const size_t pattern_end = std::min(pattern.find('/', 1), pattern.size());
+      const size_t text_end = std::min(text.find('/', 1), text.size());
+      const std::string_view part = pattern.substr(0, pattern_end);
+      const bool any = part.substr(0, 2) == "/:" && text_end > 1;
+      if (!any && part != text.substr(0, text_end)) return false;
+      pattern.remove_prefix(pattern_end);
+      text.remove_prefix(text_end);
+    }
+    return pattern.empty() && text.empty();
   };
-  server->Get("/", page);
-  server->Get("/index.html", page);
-  for (const char* path : {"/health", "/v1/health"}) {
-    server->Get(path, [](const Request&, Response& response) { SendJson({{"status", "ok"}}, &response); });
+  std::string allowed;
+  for (const Route& route : routes) {
+    if (!matches(route.path, path)) continue;
+    if (!allowed.empty()) allowed += ", ";
+    allowed += route.method == "GET" ? "GET, HEAD" : route.method;
   }
-  server->Get("/metrics", [service](const Request&, Response& response) {
-    response.set_content(service->MetricsText(), "text/plain; version=0.0.4; charset=utf-8");
+  return allowed;
+}
+
+std::vector<Route> AddRoutes(httplib::Server* server, Service* service, std::chrono::seconds body_time) {
+  Router router(server, service, body_time);
+  const Handler page = [](const Request&, Response* response) {
+    response->set_header("Content-Security-Policy",
+                         "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+                         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    response->set_content(Page().data(), Page().size(), "text/html; charset=utf-8");
+  };
+  router.Get("/", page);
+  router.Get("/index.html", page);
+  router.Get("/openapi.yaml", [](const Request&, Response* response) {
+    response->set_content(OpenApiFile().data(), OpenApiFile().size(), "application/yaml");
+  });
+  for (const char* path : {"/health", "/v1/health"}) {
+    router.Get(path, [](const Request&, Response* response) { SendJson({{"status", "ok"}}, response); });
+  }
+  router.Get("/metrics", [service](const Request&, Response* response) {
+    response->set_content(service->MetricsText(), "text/plain; version=0.0.4; charset=utf-8");
   });
   for (const char* path : {"/v1/models", "/models"}) {
-    server->Get(path, [service](const Request&, Response& response) { Send(service->Models(), &response); });
+    router.Get(path, [service](const Request&, Response* response) { Send(service->Models(), response); });
   }
   for (const char* path : {"/v1/chat/completions", "/chat/completions"}) {
-    Post(server, service, path,
-         [service](const Request& request, Response* response) { Generate(service, Api::kChat, request, response); });
+    router.Post(path, [service](const Request& request, Response* response) {
+      Generate(service, Api::kChat, request, response);
+    });
   }
   for (const char* path : {"/v1/completions", "/completions"}) {
-    Post(server, service, path, [service](const Request& request, Response* response) {
+    router.Post(path, [service](const Request& request, Response* response) {
       Generate(service, Api::kCompletion, request, response);
     });
   }
-  Post(server, service, "/tokenize",
-       [service](const Request& request, Response* response) { Send(service->Tokenize(request.body), response); });
-  Post(server, service, "/detokenize",
-       [service](const Request& request, Response* response) { Send(service->Detokenize(request.body), response); });
-  Post(server, service, "/apply-template",
-       [service](const Request& request, Response* response) { Send(service->ApplyTemplate(request.body), response); });
-  Post(server, service, "/v1/contexts",
-       [service](const Request& request, Response* response) { Upload(service, request, response); });
-  server->Get("/v1/contexts",
-              [service](const Request&, Response& response) { SendJson(service->ListContexts(), &response); });
-  server->Get("/v1/contexts/:id/file", [service](const Request& request, Response& response) {
-    Download(service, request.path_params.at("id"), &response);
+  router.Post("/tokenize", [service](const Request& request, Response* response) {
+    Send(service->Tokenize(request.body), response);
   });
-  server->Get("/v1/contexts/:id", [service](const Request& request, Response& response) {
-    Send(service->DescribeContext(request.path_params.at("id")), &response);
+  router.Post("/detokenize", [service](const Request& request, Response* response) {
+    Send(service->Detokenize(request.body), response);
   });
-  server->Delete("/v1/contexts/:id", [service](const Request& request, Response& response) {
-    Send(service->DeleteContext(request.path_params.at("id")), &response);
+  router.Post("/apply-template", [service](const Request& request, Response* response) {
+    Send(service->ApplyTemplate(request.body), response);
   });
-  const auto not_served = [](const Request& request, Response& response) {
+  router.Post("/v1/contexts",
+              [service](const Request& request, Response* response) { Upload(service, request, response); });
+  router.Get("/v1/contexts",
+             [service](const Request&, Response* response) { SendJson(service->ListContexts(), response); });
+  router.Get("/v1/contexts/:id/file", [service](const Request& request, Response* response) {
+    Download(service, request.path_params.at("id"), response);
+  });
+  router.Get("/v1/contexts/:id", [service](const Request& request, Response* response) {
+    Send(service->DescribeContext(request.path_params.at("id")), response);
+  });
+  router.Delete("/v1/contexts/:id", [service](const Request& request, Response* response) {
+    Send(service->DeleteContext(request.path_params.at("id")), response);
+  });
+  const Handler not_served = [](const Request& request, Response* response) {
     const char* hint = request.path == "/completion" ? "; use /v1/completions" : "";
-    SendFailure(NotServed("this server does not have " + request.path + hint), &response);
+    SendFailure(NotServed("this server does not have " + request.path.substr(0, 200) + hint), response);
   };
   for (const char* path : kNotServed) {
-    server->Get(path, not_served);
-    server->Post(path, not_served);
+    router.Get(path, not_served, /*served=*/false);
+    router.Post(path, not_served, /*served=*/false);
   }
-  server->Post("/slots/:id", not_served);
+  router.Post("/slots/:id", not_served, /*served=*/false);
+  return router.Take();
 }
 
 }  // namespace anchorkv::server

@@ -8,6 +8,7 @@
 #include <memory>
 #include <thread>
 
+#include "cli/byte_count.h"
 #include "cli/command.h"
 #include "cli/conversation.h"
 #include "cli/report.h"
@@ -69,9 +70,9 @@ struct Limits {
 
 Result<Limits> ResolveLimits(const ServeOptions& o) {
   Limits limits;
-  AKV_ASSIGN_OR_RETURN(limits.pool, ParseBytes("--kv-pool-bytes", o.pool_bytes));
-  AKV_ASSIGN_OR_RETURN(limits.live, ParseBytes("--kv-live-bytes", o.live_bytes));
-  AKV_ASSIGN_OR_RETURN(limits.body, ParseBytes("--max-body", o.max_body));
+  AKV_ASSIGN_OR_RETURN(limits.pool, cli::ParseBytes("--kv-pool-bytes", o.pool_bytes));
+  AKV_ASSIGN_OR_RETURN(limits.live, cli::ParseBytes("--kv-live-bytes", o.live_bytes));
+  AKV_ASSIGN_OR_RETURN(limits.body, cli::ParseBytes("--max-body", o.max_body));
   if (limits.body < 1024) return InvalidArgument("--max-body is " + o.max_body + "; at least 1K is needed");
   if (!o.directory.empty() && !o.redis.empty()) {
     return InvalidArgument("--kv-dir and --kv-redis are both places for contexts; give one of them");
@@ -158,6 +159,7 @@ int Serve(const ServeOptions& o) {
   http_options.max_body_bytes = limits->body;
   // Whoever waits has a thread, and some are left to tell the next ones that the queue is full.
   http_options.threads = o.http_threads > 0 ? o.http_threads : o.parallel + o.queue + 32;
+  http_options.timeout_s = o.timeout_s;
   http_options.log_requests = o.run.verbose;
   const Result<std::unique_ptr<HttpServer>> http = HttpServer::Bind(http_options, &service);
   if (!http.ok()) return Fail(http.status());

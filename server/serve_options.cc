@@ -1,7 +1,5 @@
 #include "server/serve_options.h"
 
-#include <charconv>
-#include <cmath>
 #include <fstream>
 
 #include "cli/validators.h"
@@ -29,6 +27,11 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
       kServer)
       ->check(cli::Integer(0, 10000));
   add("--max-body", &o->max_body, "Largest body of a request (default 64M)", "BYTES", kServer);
+  add("--timeout", &o->timeout_s,
+      "Seconds that a request may take to come, and its answer to be read; large ones 1 more for each 16 KiB (default "
+      "30)",
+      "S", kServer)
+      ->check(cli::Integer(1, 86400));
   add("--shutdown-grace", &o->grace_s, "Seconds that answers may take to finish after SIGTERM or SIGINT (default 30)",
       "S", kServer)
       ->check(cli::Integer(0, 86400));
@@ -40,29 +43,6 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
   add("--kv-dir", &o->directory, "Keep contexts as .akv files in this folder too", "DIR", kContexts);
   add("--kv-redis", &o->redis, "Keep contexts in this Redis too, to share them with other servers", "HOST:PORT",
       kContexts);
-}
-
-Result<int64_t> ParseBytes(const char* option, const std::string& text) {
-  double number = 0;
-  const char* const end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, number, std::chars_format::fixed);
-  std::string unit(parsed.ptr, end);
-  if (unit.size() > 1 && unit.back() == 'B') unit.pop_back();
-  if (unit.size() > 1 && unit.back() == 'i') unit.pop_back();
-  constexpr char kUnits[] = "KMGT";
-  double factor = 1;
-  bool known = unit.empty();
-  for (int i = 0; i < 4; ++i) {
-    factor *= 1024;
-    if (unit.size() == 1 && unit[0] == kUnits[i]) {
-      number *= factor;
-      known = true;
-    }
-  }
-  if (parsed.ec != std::errc() || !known || !(number >= 0 && number < 9e18)) {
-    return InvalidArgument(std::string(option) + " is '" + text + "'; allowed are bytes as 1048576, 512K, 64M or 1.5G");
-  }
-  return static_cast<int64_t>(std::floor(number));
 }
 
 Result<std::string> ResolveApiKey(const ServeOptions& o) {

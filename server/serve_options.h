@@ -20,6 +20,7 @@ struct ServeOptions {
   int parallel = 4;
   int queue = 32;
   int batch = 0;
+  int timeout_s = 30;
   int http_threads = 0;  // 0: enough for everybody who may wait
   std::string pool_bytes = "1G";
   std::string live_bytes = "0";
@@ -30,9 +31,6 @@ struct ServeOptions {
 };
 
 void AddServeOptions(CLI::App* app, ServeOptions* options);
-
-// "1073741824", "512K", "64M", "1.5G", "1GiB". kInvalidArgument names the option.
-Result<int64_t> ParseBytes(const char* option, const std::string& text);
 
 // The key of --api-key or of the first line of --api-key-file, empty for none.
 Result<std::string> ResolveApiKey(const ServeOptions& options);

@@ -240,7 +240,7 @@ OrderedJson Service::ListContexts() {
                       {"object", "context"},
                       {"created", entry.created},
                       {"uploaded", entry.uploaded},
-                      {"kv", {{"bytes", entry.bytes}}},
+                      {"kv", {{"resident_bytes", entry.bytes}, {"bytes", entry.bytes}}},
                       {"in_memory", false}});
     }
   }

@@ -52,7 +52,9 @@ class [[nodiscard]] Result {
   Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {}  // NOLINT: implicit
 
   bool ok() const noexcept { return state_.index() == 0; }
-  Status status() const { return ok() ? Status() : std::get<1>(state_); }
+  Status status() const& { return ok() ? Status() : *std::get_if<1>(&state_); }
+  // Moves the message out: handing an error on needs no memory.
+  Status status() && noexcept { return ok() ? Status() : std::move(*std::get_if<1>(&state_)); }
   T& value() & { return *std::get_if<0>(&state_); }
   const T& value() const& { return *std::get_if<0>(&state_); }
   T&& value() && { return std::move(*std::get_if<0>(&state_)); }
@@ -76,9 +78,9 @@ class [[nodiscard]] Result {
 #define AKV_CONCAT_(a, b) AKV_CONCAT_INNER_(a, b)
 // Declares or assigns from a Result: AKV_ASSIGN_OR_RETURN(auto table, RopeTable::Make(spec));
 #define AKV_ASSIGN_OR_RETURN(lhs, expr) AKV_ASSIGN_OR_RETURN_(AKV_CONCAT_(akv_result_, __LINE__), lhs, expr)
-#define AKV_ASSIGN_OR_RETURN_(tmp, lhs, expr) \
-  auto tmp = (expr);                          \
-  if (!tmp.ok()) return tmp.status();         \
+#define AKV_ASSIGN_OR_RETURN_(tmp, lhs, expr)    \
+  auto tmp = (expr);                             \
+  if (!tmp.ok()) return std::move(tmp).status(); \
   lhs = std::move(tmp).value()
 
 }  // namespace anchorkv

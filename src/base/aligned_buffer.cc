@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "base/alloc_guard.h"
+
 namespace anchorkv {
 namespace {
 
@@ -35,7 +37,9 @@ Result<AlignedBuffer> AlignedBuffer::Make(size_t bytes, const char* what) {
   const bool possible = rounded >= bytes && rounded <= static_cast<size_t>(PTRDIFF_MAX);
   void* memory = possible ? std::aligned_alloc(kAlignment, rounded) : nullptr;
   if (memory == nullptr) {
-    return OutOfMemory("no memory for " + std::string(what) + " (" + std::to_string(bytes) + " bytes)");
+    return GuardAllocation(what, [&]() -> Status {
+      return OutOfMemory("no memory for " + std::string(what) + " (" + std::to_string(bytes) + " bytes)");
+    });
   }
   std::memset(memory, 0, rounded);
   buffer.data_ = static_cast<std::byte*>(memory);

@@ -1,5 +1,6 @@
 #include "base/atomic_file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -11,7 +12,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <system_error>
+
+#include "base/alloc_guard.h"
 
 namespace anchorkv {
 namespace {
@@ -52,7 +56,7 @@ struct Temporary {
       std::string name = of + "." + std::string(kRandom, 'X') + std::string(kEnding);
       descriptor = mkostemps(name.data(), static_cast<int>(kEnding.size()), O_CLOEXEC);
       if (descriptor < 0) return;
-      path = name;
+      path.swap(name);  // which cannot fail: a constructor that throws would leave the file behind
       struct stat info = {};
       const bool locked = flock(descriptor, LOCK_EX | LOCK_NB) == 0;
       // Where a file system has no locks, nobody removes anything.
@@ -100,55 +104,69 @@ mode_t DefaultMode() {
 }  // namespace
 
 Status CheckReplaceable(const std::string& path) {
-  const std::string folder = FolderOf(path);
-  struct stat info = {};
-  if (path.empty()) return InvalidArgument("the output needs a name");
-  if (stat(folder.c_str(), &info) != 0) return NotFound("cannot write " + path + ": " + folder + ": " + Reason());
-  if (!S_ISDIR(info.st_mode)) return InvalidArgument("cannot write " + path + ": " + folder + " is not a folder");
-  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    return InvalidArgument("cannot write " + path + ": it exists and is not a regular file");
+  return GuardAllocation("the name of a file", [&]() -> Status {
+    const std::string folder = FolderOf(path);
+    struct stat info = {};
+    if (path.empty()) return InvalidArgument("the output needs a name");
+    if (stat(folder.c_str(), &info) != 0) return NotFound("cannot write " + path + ": " + folder + ": " + Reason());
+    if (!S_ISDIR(info.st_mode)) return InvalidArgument("cannot write " + path + ": " + folder + " is not a folder");
+    if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+      return InvalidArgument("cannot write " + path + ": it exists and is not a regular file");
+    }
+    if (path.back() == '/') return InvalidArgument("cannot write " + path + ": give the name of a file");
+    if (access(folder.c_str(), W_OK | X_OK) != 0) {
+      return InvalidArgument("cannot write " + path + ": " + folder + ": " + Reason());
+    }
+    return {};
+  });
+}
+
+int ForEachName(const std::string& folder, const std::function<void(const std::string&)>& use) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(opendir(folder.c_str()), &closedir);
+  if (stream == nullptr) return errno;
+  while (true) {
+    errno = 0;
+    const dirent* const entry = readdir(stream.get());
+    if (entry == nullptr) return errno;
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") use(name);
   }
-  if (path.back() == '/') return InvalidArgument("cannot write " + path + ": give the name of a file");
-  if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    return InvalidArgument("cannot write " + path + ": " + folder + ": " + Reason());
-  }
-  return {};
 }
 
 int RemoveLeftovers(const std::string& folder, const std::function<bool(std::string_view)>& of) {
   int removed = 0;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const std::string name = at->path().filename().string();
+  ForEachName(folder, [&](const std::string& name) {
     const std::string_view final = FinalName(name);
-    if (!final.empty() && of(final) && RemoveUnlocked(at->path().string())) ++removed;
-  }
+    if (!final.empty() && of(final) && RemoveUnlocked(folder + "/" + name)) ++removed;
+  });
   return removed;
 }
 
 Status ReplaceFile(const std::string& path, std::span<const std::span<const std::byte>> pieces) {
-  AKV_RETURN_IF_ERROR(CheckReplaceable(path));
-  const std::string folder = FolderOf(path);
-  const std::string own = fs::path(path).filename().string();
-  RemoveLeftovers(folder, [&](std::string_view name) { return name == own; });
-  Temporary temporary(path);
-  if (temporary.descriptor < 0) return InvalidArgument("cannot write " + path + ": " + Reason());
-  for (const std::span<const std::byte> piece : pieces) {
-    if (!WriteAll(temporary.descriptor, piece)) return DataLoss("cannot write " + path + ": " + Reason());
-  }
-  if (fchmod(temporary.descriptor, DefaultMode()) != 0 || fsync(temporary.descriptor) != 0) {
-    return DataLoss("cannot write " + path + ": " + Reason());
-  }
-  // The file is closed, and its lock gone, only when it has its name.
-  if (std::rename(temporary.path.c_str(), path.c_str()) != 0) return DataLoss("cannot write " + path + ": " + Reason());
-  temporary.path.clear();
-  const int directory = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) return DataLoss("cannot write " + path + ": " + folder + ": " + Reason());
-  // Some file systems cannot sync folders (EINVAL); the file itself is complete there too.
-  const bool synced = fsync(directory) == 0 || errno == EINVAL;
-  const std::string why = Reason();
-  close(directory);
-  return synced ? Status() : DataLoss("cannot write " + path + ": " + folder + ": " + why);
+  return GuardAllocation("a file", [&]() -> Status {
+    AKV_RETURN_IF_ERROR(CheckReplaceable(path));
+    const std::string folder = FolderOf(path);
+    const std::string own = fs::path(path).filename().string();
+    RemoveLeftovers(folder, [&](std::string_view name) { return name == own; });
+    Temporary temporary(path);
+    if (temporary.descriptor < 0) return InvalidArgument("cannot write " + path + ": " + Reason());
+    for (const std::span<const std::byte> piece : pieces) {
+      if (!WriteAll(temporary.descriptor, piece)) return DataLoss("cannot write " + path + ": " + Reason());
+    }
+    if (fchmod(temporary.descriptor, DefaultMode()) != 0 || fsync(temporary.descriptor) != 0) {
+      return DataLoss("cannot write " + path + ": " + Reason());
+    }
+    // The file is closed, and its lock gone, only when it has its name.
+    if (std::rename(temporary.path.c_str(), path.c_str()) != 0)
+      return DataLoss("cannot write " + path + ": " + Reason());
+    temporary.path.clear();
+    const int directory = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0) return DataLoss("cannot write " + path + ": " + folder + ": " + Reason());
+    // Some file systems cannot sync folders (EINVAL); the file itself is complete there too.
+    const int error = fsync(directory) == 0 || errno == EINVAL ? 0 : errno;
+    close(directory);
+    return error == 0 ? Status() : DataLoss("cannot write " + path + ": " + folder + ": " + std::strerror(error));
+  });
 }
 
 }  // namespace anchorkv

@@ -22,6 +22,10 @@ Status CheckReplaceable(const std::string& path);
 // it. kInvalidArgument and kNotFound as above, kDataLoss when the bytes cannot be written (a full disk).
 Status ReplaceFile(const std::string& path, std::span<const std::span<const std::byte>> pieces);
 
+// Calls use(name) for what is in a folder, in any order; 0 or the error number. The iterators of std::filesystem end
+// the process when there is no memory for them.
+int ForEachName(const std::string& folder, const std::function<void(const std::string& name)>& use);
+
 // Removes the temporary files in `folder` that killed processes left of files whose names `of` accepts, and says how
 // many. What a living process is writing stays: it holds a lock on it. Folders that cannot be read have none.
 int RemoveLeftovers(const std::string& folder, const std::function<bool(std::string_view)>& of);

@@ -9,28 +9,32 @@
 #include <cstring>
 #include <utility>
 
+#include "base/alloc_guard.h"
+
 namespace anchorkv {
 
 Result<MappedFile> MappedFile::Map(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe
-  if (descriptor < 0) return NotFound("cannot open " + path + ": " + std::strerror(errno));
-  struct stat info = {};
-  MappedFile file;
-  const bool known = fstat(descriptor, &info) == 0;
-  if (known && (!S_ISREG(info.st_mode) || info.st_size == 0)) {
-    close(descriptor);
-    return S_ISREG(info.st_mode) ? DataLoss(path + " is empty") : InvalidArgument(path + " is not a regular file");
-  }
-  if (known) {
-    void* data = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
-    if (data != MAP_FAILED) {
-      file.data_ = static_cast<std::byte*>(data);
-      file.bytes_ = info.st_size;
+  return GuardAllocation("a mapped file", [&]() -> Result<MappedFile> {
+    const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe
+    if (descriptor < 0) return NotFound("cannot open " + path + ": " + std::strerror(errno));
+    struct stat info = {};
+    MappedFile file;
+    const bool known = fstat(descriptor, &info) == 0;
+    if (known && (!S_ISREG(info.st_mode) || info.st_size == 0)) {
+      close(descriptor);
+      return S_ISREG(info.st_mode) ? DataLoss(path + " is empty") : InvalidArgument(path + " is not a regular file");
     }
-  }
-  close(descriptor);
-  if (file.data_ == nullptr) return OutOfMemory("cannot map " + path + " into memory");
-  return file;
+    if (known) {
+      void* data = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
+      if (data != MAP_FAILED) {
+        file.data_ = static_cast<std::byte*>(data);
+        file.bytes_ = info.st_size;
+      }
+    }
+    close(descriptor);
+    if (file.data_ == nullptr) return OutOfMemory("cannot map " + path + " into memory");
+    return file;
+  });
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }

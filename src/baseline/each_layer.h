@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "anchorkv/status.h"
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 
 namespace anchorkv {
 
@@ -18,7 +18,7 @@ Status ForEachLayer(size_t layers, const Body& body) {
   for (size_t l = 0; l < layers; ++l) {
     statuses[l] = GuardAllocation("a layer", [&]() -> Status { return body(l); });
   }
-  for (const Status& status : statuses) AKV_RETURN_IF_ERROR(status);
+  for (Status& status : statuses) AKV_RETURN_IF_ERROR(std::move(status));
   return {};
 }
 

@@ -3,10 +3,10 @@
 #include <numeric>
 #include <string>
 
+#include "base/alloc_guard.h"
 #include "baseline/each_layer.h"
 #include "baseline/gathered_segment.h"
 #include "baseline/prompt_check.h"
-#include "codec/alloc_guard.h"
 
 namespace anchorkv {
 namespace {

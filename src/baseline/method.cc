@@ -4,13 +4,13 @@
 #include <array>
 #include <functional>
 
+#include "base/alloc_guard.h"
 #include "baseline/each_layer.h"
 #include "baseline/evictors.h"
 #include "baseline/ggml_blocks.h"
 #include "baseline/kivi.h"
 #include "baseline/prompt_check.h"
 #include "baseline/turboquant.h"
-#include "codec/alloc_guard.h"
 
 namespace anchorkv {
 namespace {
@@ -97,12 +97,14 @@ constexpr auto kNames = [] {
 std::span<const std::string_view> BaselineNames() { return kNames; }
 
 Result<std::unique_ptr<Method>> MakeBaseline(std::string_view name) {
-  std::string known;
-  for (const Entry& entry : kMethods) {
-    if (entry.name == name) return entry.make();
-    known += (known.empty() ? "" : ", ") + std::string(entry.name);
-  }
-  return InvalidArgument("method '" + std::string(name) + "' is not known; known: " + known);
+  return GuardAllocation("a method", [&]() -> Result<std::unique_ptr<Method>> {
+    std::string known;
+    for (const Entry& entry : kMethods) {
+      if (entry.name == name) return entry.make();
+      known += (known.empty() ? "" : ", ") + std::string(entry.name);
+    }
+    return InvalidArgument("method '" + std::string(name) + "' is not known; known: " + known);
+  });
 }
 
 }  // namespace anchorkv

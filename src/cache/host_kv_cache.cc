@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/alloc_guard.h"
 #include "cache/host_kv_cache_state.h"
-#include "codec/alloc_guard.h"
 #include "codec/codec.h"
 #include "format/residual_code.h"
 
@@ -91,8 +91,8 @@ HostKvCache::~HostKvCache() = default;
 
 Result<std::unique_ptr<HostKvCache>> HostKvCache::Make(const CacheConfig& config, std::shared_ptr<const RopeTable> rope,
                                                        const Backend* backend) {
-  AKV_RETURN_IF_ERROR(CheckConfig(config, rope.get(), backend));
   return GuardAllocation("a cache", [&]() -> Result<std::unique_ptr<HostKvCache>> {
+    AKV_RETURN_IF_ERROR(CheckConfig(config, rope.get(), backend));
     std::unique_ptr<HostKvCache> cache(new HostKvCache());
     Impl& impl = *cache->impl_;
     impl.config = config;
@@ -120,8 +120,8 @@ Result<std::unique_ptr<HostKvCache>> HostKvCache::MakeFromSegments(
     std::vector<std::shared_ptr<const Segment>> segments) {
   AKV_ASSIGN_OR_RETURN(std::unique_ptr<HostKvCache> cache, Make(config, std::move(rope), backend));
   Impl& impl = *cache->impl_;
-  AKV_RETURN_IF_ERROR(CheckPromptSegments({segments.begin(), segments.end()}, config.layers));
   return GuardAllocation("a cache's segments", [&]() -> Result<std::unique_ptr<HostKvCache>> {
+    AKV_RETURN_IF_ERROR(CheckPromptSegments({segments.begin(), segments.end()}, config.layers));
     for (size_t l = 0; l < segments.size(); ++l) {
       AKV_RETURN_IF_ERROR(impl.AddSegment(static_cast<int>(l), std::move(segments[l])));
     }
@@ -134,7 +134,7 @@ int64_t HostKvCache::tokens() const noexcept { return impl_->tokens; }
 int64_t HostKvCache::compressed_tokens() const noexcept { return impl_->compressed; }
 
 bool HostKvCache::WouldCompress(int64_t prompt_tokens) const noexcept {
-  return WhyNotCompressed(impl_->config, impl_->tail_rows(), prompt_tokens).empty();
+  return Compresses(impl_->config, impl_->tail_rows(), prompt_tokens);
 }
 
 Status HostKvCache::AddPromptLayer(const LayerInput& input) {
@@ -219,47 +219,49 @@ Status HostKvCache::MaybeCompressTail() {
 }
 
 Status HostKvCache::Truncate(int64_t n) {
-  Impl& impl = *impl_;
-  if (impl.prompt_tokens != 0) impl.DropPrompt();
-  if (n < 0 || n > impl.tokens) {
-    return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the cache holds " +
-                           std::to_string(impl.tokens));
-  }
-  if (const SlidingTail* const tail = impl.sliding_tail(); tail != nullptr && !tail->CanTruncate(n)) {
-    return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; layers with a sliding window of " +
-                           std::to_string(impl.config.sliding_window) + " hold tokens from " +
-                           std::to_string(tail->first()) + " on");
-  }
-  if (n < impl.compressed) {
-    // Whole segments can go: nothing before them depends on them.
-    const auto full =
-        std::find_if(impl.layers.begin(), impl.layers.end(), [](const Impl::Layer& l) { return l.sliding == nullptr; });
-    const SegmentList& segments = full->segments;
-    const size_t segments_held = segments.size();
-    size_t kept = segments_held;
-    while (kept > 0 && segments[kept - 1]->first_position() >= n) --kept;
-    const int64_t boundary = kept == 0 ? 0 : segments[kept - 1]->first_position() + segments[kept - 1]->tokens();
-    if (boundary != n) {
-      return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the first " + std::to_string(boundary) +
-                             " are compressed and stay together");
+  return GuardAllocation("cutting a cache", [&]() -> Status {
+    Impl& impl = *impl_;
+    if (impl.prompt_tokens != 0) impl.DropPrompt();
+    if (n < 0 || n > impl.tokens) {
+      return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the cache holds " +
+                             std::to_string(impl.tokens));
+    }
+    if (const SlidingTail* const tail = impl.sliding_tail(); tail != nullptr && !tail->CanTruncate(n)) {
+      return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; layers with a sliding window of " +
+                             std::to_string(impl.config.sliding_window) + " hold tokens from " +
+                             std::to_string(tail->first()) + " on");
+    }
+    if (n < impl.compressed) {
+      // Whole segments can go: nothing before them depends on them.
+      const auto full = std::find_if(impl.layers.begin(), impl.layers.end(),
+                                     [](const Impl::Layer& l) { return l.sliding == nullptr; });
+      const SegmentList& segments = full->segments;
+      const size_t segments_held = segments.size();
+      size_t kept = segments_held;
+      while (kept > 0 && segments[kept - 1]->first_position() >= n) --kept;
+      const int64_t boundary = kept == 0 ? 0 : segments[kept - 1]->first_position() + segments[kept - 1]->tokens();
+      if (boundary != n) {
+        return InvalidArgument("cannot keep " + std::to_string(n) + " tokens; the first " + std::to_string(boundary) +
+                               " are compressed and stay together");
+      }
+      for (Impl::Layer& layer : impl.layers) {
+        if (layer.sliding != nullptr) continue;
+        layer.segments.resize(kept);
+        layer.tail.Release();
+      }
+      const auto dropped = static_cast<int>(segments_held - kept);
+      impl.from_tail = std::max(0, impl.from_tail - dropped);
+      impl.compressed = n;
     }
     for (Impl::Layer& layer : impl.layers) {
-      if (layer.sliding != nullptr) continue;
-      layer.segments.resize(kept);
-      layer.tail.Release();
+      if (layer.sliding != nullptr) layer.sliding->Truncate(n);
     }
-    const auto dropped = static_cast<int>(segments_held - kept);
-    impl.from_tail = std::max(0, impl.from_tail - dropped);
-    impl.compressed = n;
-  }
-  for (Impl::Layer& layer : impl.layers) {
-    if (layer.sliding != nullptr) layer.sliding->Truncate(n);
-  }
-  impl.tokens = n;
-  impl.queries_from = std::min(impl.queries_from, n);
-  impl.step_tokens = 0;
-  if (n == 0) impl.uncompressed_reason.clear();
-  return {};
+    impl.tokens = n;
+    impl.queries_from = std::min(impl.queries_from, n);
+    impl.step_tokens = 0;
+    if (n == 0) impl.uncompressed_reason.clear();
+    return {};
+  });
 }
 
 ByteBill HostKvCache::bill() const {

@@ -39,6 +39,11 @@ std::string SlidingLayersText(const CacheConfig& config) {
   return text;
 }
 
+bool Compresses(const CacheConfig& config, int64_t tail_rows, int64_t prompt_tokens) noexcept {
+  return config.compress && config.sliding_count() < config.layers && tail_rows == 0 &&
+         prompt_tokens >= config.min_tokens && prompt_tokens > config.codec.window;
+}
+
 std::string WhyNotCompressed(const CacheConfig& config, int64_t tail_rows, int64_t prompt_tokens) {
   if (!config.compress) return "compression is off";
   if (config.sliding_count() == config.layers) {

@@ -56,6 +56,8 @@ struct ByteBill {
   double ratio() const noexcept { return resident_bytes() > 0 ? double(dense_bytes) / double(resident_bytes()) : 0; }
 };
 
+// Whether a prompt of `prompt_tokens`, behind `tail_rows` exact tokens, is compressed in such a cache.
+bool Compresses(const CacheConfig& config, int64_t tail_rows, int64_t prompt_tokens) noexcept;
 // Why a prompt of `prompt_tokens`, behind `tail_rows` exact tokens, stays exact in such a cache; empty: it is
 // compressed.
 std::string WhyNotCompressed(const CacheConfig& config, int64_t tail_rows, int64_t prompt_tokens);

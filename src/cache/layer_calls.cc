@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/alloc_guard.h"
 #include "base/shape_text.h"
-#include "codec/alloc_guard.h"
 
 namespace anchorkv {
 namespace {

@@ -20,8 +20,9 @@ int64_t DenseBytes(const CacheConfig& config, int64_t tokens) {
 Result<double> SegmentTheta(const CacheConfig& config, const TailState& state, int64_t tokens, int replaced) {
   const LayerShape shape{config.kv_heads, config.head_dim, tokens};
   const CodecOptions codec = TailCodec(config);
-  const Status status = PlanBudget(shape, codec).status();
-  if (status.code() != StatusCode::kInfeasible) return status.ok() ? Result<double>(config.codec.theta) : status;
+  Status status = PlanBudget(shape, codec).status();
+  if (status.code() != StatusCode::kInfeasible)
+    return status.ok() ? Result<double>(config.codec.theta) : std::move(status);
   const double least = 1.0 / MaxRatio(shape, codec);
   if (!(least < 1.0)) return status;
   for (const SegmentList* const segments : state.layers) {
@@ -65,9 +66,9 @@ Result<TailPlan> PlanTail(const CacheConfig& config, const TailState& state) {
   for (const int64_t kept : {std::min(config.tail_exact, config.tail_limit), int64_t{0}}) {
     const int64_t last = state.tokens - kept;
     if (last - state.compressed < 1 || last - first <= TailCodec(config).window) continue;
-    const Result<double> theta = SegmentTheta(config, state, last - first, replaced);
+    Result<double> theta = SegmentTheta(config, state, last - first, replaced);
     if (theta.ok()) return TailPlan{first, last, replaced, *theta, ""};
-    if (theta.status().code() != StatusCode::kInfeasible) return theta.status();
+    if (theta.status().code() != StatusCode::kInfeasible) return std::move(theta).status();
     why = theta.status();
   }
   plan.reason = "the last " + std::to_string(rows) + " tokens stay exact: " + why.message();

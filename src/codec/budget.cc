@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <string>
 
+#include "base/alloc_guard.h"
 #include "codec/codec.h"
 #include "codec/spectral.h"
 
@@ -257,33 +258,35 @@ double MaxRatio(const LayerShape& shape, const CodecOptions& options) {
 }
 
 Result<Budget> PlanBudget(const LayerShape& shape, const CodecOptions& options) {
-  AKV_RETURN_IF_ERROR(Validate(options));
-  AKV_RETURN_IF_ERROR(CheckShape(shape, options));
-  const auto limit = static_cast<int64_t>(std::floor(options.theta * static_cast<double>(shape.dense_bytes())));
-  if (SmallestBytes(shape, options) > limit) {
-    return Infeasible("ratio " + Number(1.0 / options.theta) + " (theta " + Number(options.theta) +
-                      ") is not reachable for " + std::to_string(shape.kv_heads) + " kv heads x " +
-                      std::to_string(shape.head_dim) + " dims x " + std::to_string(shape.tokens) +
-                      " tokens; largest is " + Number(std::floor(MaxRatio(shape, options) * 10) / 10));
-  }
-  Budget budget;
-  if (options.profile == Profile::kAdaptive) {
-    const SpectralBudget spectral = PlanSpectralBudget(shape, options, AnchorCount(options, shape.tokens));
-    budget.anchors = spectral.layout.exact;
-    budget.base_bytes = static_cast<int64_t>(spectral.layout.total_bytes);
-    budget.total_bytes = limit;
-    budget.code_bits = spectral.average_bits();
+  return GuardAllocation("a budget", [&]() -> Result<Budget> {
+    AKV_RETURN_IF_ERROR(Validate(options));
+    AKV_RETURN_IF_ERROR(CheckShape(shape, options));
+    const auto limit = static_cast<int64_t>(std::floor(options.theta * static_cast<double>(shape.dense_bytes())));
+    if (SmallestBytes(shape, options) > limit) {
+      return Infeasible("ratio " + Number(1.0 / options.theta) + " (theta " + Number(options.theta) +
+                        ") is not reachable for " + std::to_string(shape.kv_heads) + " kv heads x " +
+                        std::to_string(shape.head_dim) + " dims x " + std::to_string(shape.tokens) +
+                        " tokens; largest is " + Number(std::floor(MaxRatio(shape, options) * 10) / 10));
+    }
+    Budget budget;
+    if (options.profile == Profile::kAdaptive) {
+      const SpectralBudget spectral = PlanSpectralBudget(shape, options, AnchorCount(options, shape.tokens));
+      budget.anchors = spectral.layout.exact;
+      budget.base_bytes = static_cast<int64_t>(spectral.layout.total_bytes);
+      budget.total_bytes = limit;
+      budget.code_bits = spectral.average_bits();
+      return budget;
+    }
+    const Candidate best = Planner(shape, options, limit).Spend(Smallest(shape, options).anchors);
+    budget.anchors = best.anchors;
+    for (const Side side : {kKeys, kValues}) {
+      std::copy(std::begin(best.bits[side]), std::end(best.bits[side]), budget.bits[side]);
+      std::copy(std::begin(best.slots[side]), std::end(best.slots[side]), budget.slots[side]);
+    }
+    budget.base_bytes = BaseBytes(shape, best);
+    budget.total_bytes = Bytes(shape, best);
     return budget;
-  }
-  const Candidate best = Planner(shape, options, limit).Spend(Smallest(shape, options).anchors);
-  budget.anchors = best.anchors;
-  for (const Side side : {kKeys, kValues}) {
-    std::copy(std::begin(best.bits[side]), std::end(best.bits[side]), budget.bits[side]);
-    std::copy(std::begin(best.slots[side]), std::end(best.slots[side]), budget.slots[side]);
-  }
-  budget.base_bytes = BaseBytes(shape, best);
-  budget.total_bytes = Bytes(shape, best);
-  return budget;
+  });
 }
 
 }  // namespace anchorkv

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 #include "codec/anchor_segment.h"
 #include "codec/layer_check.h"
 #include "codec/rotated_keys.h"

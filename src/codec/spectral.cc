@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 #include "codec/layer_check.h"
 #include "codec/spectral_host.h"
 #include "codec/spectral_segment.h"
@@ -94,10 +94,7 @@ class SpectralCoder {
     AKV_RETURN_IF_ERROR(layer_.Measure(value_basis, statistics));
     const auto heads = static_cast<size_t>(shape_.kv_heads);
     for (std::vector<SideCode>& codes : codes_) codes.assign(heads, SideCode());
-#pragma omp parallel for schedule(dynamic) if (value_basis)
-    for (size_t i = 0; i < 2 * heads; ++i) {
-      const size_t head = i / 2;
-      const Side side = i % 2 == 0 ? kValues : kKeys;
+    const auto describe = [&](size_t head, Side side) {
       SideCode& code = codes_[side][head];
       SideStatistics& own = statistics[side][head];
       code = side == kValues ? DescribeValues(std::move(own))
@@ -106,7 +103,13 @@ class SpectralCoder {
       for (int r = 1; r < kSpectralRates; ++r) {
         code.runs[r] = SpendBits(code.energy.data(), shape_.head_dim, bits.bits[r]);
       }
+    };
+    ThreadGuard guard;
+#pragma omp parallel for schedule(dynamic) if (value_basis)
+    for (size_t i = 0; i < 2 * heads; ++i) {
+      guard.Run([&] { describe(i / 2, i % 2 == 0 ? kValues : kKeys); });
     }
+    guard.Rethrow();
     return layer_.EstimateErrors(codes_);
   }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/alloc_guard.h"
 #include "base/half.h"
 #include "format/error_model.h"
 #include "format/layer_kernels.h"
@@ -23,8 +24,12 @@ HostSpectralLayer::HostSpectralLayer(const LayerInput& input, const CodecOptions
 
 template <typename Body>
 void HostSpectralLayer::ForEachChunk(const Body& body) const {
+  ThreadGuard guard;
 #pragma omp parallel for schedule(dynamic)
-  for (int64_t c = 0; c < chunks(); ++c) body(c, c * kChunk, std::min(tokens_, (c + 1) * kChunk));
+  for (int64_t c = 0; c < chunks(); ++c) {
+    guard.Run([&] { body(c, c * kChunk, std::min(tokens_, (c + 1) * kChunk)); });
+  }
+  guard.Rethrow();
 }
 
 Status HostSpectralLayer::Observe() {
@@ -230,6 +235,7 @@ Status HostSpectralLayer::ClearRates() {
 Status HostSpectralLayer::BestExact(double price, const ExactBudget& budget, std::vector<std::vector<Gain>>* gains) {
   gains->assign(static_cast<size_t>(kv_heads_), {});
   const double token_price = price * static_cast<double>(budget.token_bytes);
+  for (auto& own : *gains) own.reserve(static_cast<size_t>(budget.last - budget.first));
 #pragma omp parallel for schedule(static)
   for (int head = 0; head < kv_heads_; ++head) {
     auto& own = (*gains)[static_cast<size_t>(head)];

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/alloc_guard.h"
 #include "format/anchor_layout.h"
 
 namespace anchorkv {
@@ -108,41 +109,44 @@ int64_t AnchorCount(const CodecOptions& options, int64_t tokens) {
 }
 
 Status Validate(const CodecOptions& o) {
-  if (!(o.theta > 0.0 && o.theta <= kMaxTheta)) {
-    return OutOfRange("theta", Text(o.theta), "greater than 0 and at most " + Text(kMaxTheta));
-  }
-  if (o.window < 1 || o.window > kMaxAnchors) {
-    return OutOfRange("window", std::to_string(o.window), "from 1 to " + std::to_string(kMaxAnchors));
-  }
-  if (o.sinks < 0 || o.sinks > kMaxAnchors - o.window) {
-    return OutOfRange("sinks", std::to_string(o.sinks), "from 0 to " + std::to_string(kMaxAnchors - o.window));
-  }
-  const int64_t pinned = int64_t{o.window} + o.sinks;
-  if (o.anchors != 0 && (o.anchors < pinned || o.anchors > kMaxAnchors)) {
-    return OutOfRange(
-        "anchors", std::to_string(o.anchors),
-        "0 (automatic) or from " + std::to_string(pinned) + " (window and sinks) to " + std::to_string(kMaxAnchors));
-  }
-  if (!(o.rho >= 0.0 && o.rho <= 1.0)) return OutOfRange("rho", Text(o.rho), "from 0 to 1");
-  if (o.pool < 1 || o.pool % 2 == 0) return OutOfRange("pool", std::to_string(o.pool), "odd and at least 1");
-  if (!(o.prior_phi >= 0.0) || !std::isfinite(o.prior_phi)) {
-    return OutOfRange("prior_phi", Text(o.prior_phi), "finite and at least 0");
-  }
-  if (!(o.key_share >= 0.0 && o.key_share <= 1.0)) return OutOfRange("key_share", Text(o.key_share), "from 0 to 1");
-  if (o.residual_bits < 0 || o.residual_bits > kMaxResidualBits) {
-    return OutOfRange("residual_bits", std::to_string(o.residual_bits),
-                      "from 0 to " + std::to_string(kMaxResidualBits));
-  }
-  if (o.wide_bits < o.residual_bits || o.wide_bits > kMaxResidualBits) {
-    return OutOfRange(
-        "wide_bits", std::to_string(o.wide_bits),
-        "from residual_bits (" + std::to_string(o.residual_bits) + ") to " + std::to_string(kMaxResidualBits));
-  }
-  if (o.profile == Profile::kAdaptive && o.ranking != Ranking::kBlend && o.ranking != Ranking::kBlendNovelty) {
-    return OutOfRange("ranking", std::string(Name(o.ranking)), "blend or blend-novelty with the adaptive profile");
-  }
-  if (!(o.wide_share >= 0.0 && o.wide_share <= 1.0)) return OutOfRange("wide_share", Text(o.wide_share), "from 0 to 1");
-  return {};
+  return GuardAllocation("a check of options", [&]() -> Status {
+    if (!(o.theta > 0.0 && o.theta <= kMaxTheta)) {
+      return OutOfRange("theta", Text(o.theta), "greater than 0 and at most " + Text(kMaxTheta));
+    }
+    if (o.window < 1 || o.window > kMaxAnchors) {
+      return OutOfRange("window", std::to_string(o.window), "from 1 to " + std::to_string(kMaxAnchors));
+    }
+    if (o.sinks < 0 || o.sinks > kMaxAnchors - o.window) {
+      return OutOfRange("sinks", std::to_string(o.sinks), "from 0 to " + std::to_string(kMaxAnchors - o.window));
+    }
+    const int64_t pinned = int64_t{o.window} + o.sinks;
+    if (o.anchors != 0 && (o.anchors < pinned || o.anchors > kMaxAnchors)) {
+      return OutOfRange(
+          "anchors", std::to_string(o.anchors),
+          "0 (automatic) or from " + std::to_string(pinned) + " (window and sinks) to " + std::to_string(kMaxAnchors));
+    }
+    if (!(o.rho >= 0.0 && o.rho <= 1.0)) return OutOfRange("rho", Text(o.rho), "from 0 to 1");
+    if (o.pool < 1 || o.pool % 2 == 0) return OutOfRange("pool", std::to_string(o.pool), "odd and at least 1");
+    if (!(o.prior_phi >= 0.0) || !std::isfinite(o.prior_phi)) {
+      return OutOfRange("prior_phi", Text(o.prior_phi), "finite and at least 0");
+    }
+    if (!(o.key_share >= 0.0 && o.key_share <= 1.0)) return OutOfRange("key_share", Text(o.key_share), "from 0 to 1");
+    if (o.residual_bits < 0 || o.residual_bits > kMaxResidualBits) {
+      return OutOfRange("residual_bits", std::to_string(o.residual_bits),
+                        "from 0 to " + std::to_string(kMaxResidualBits));
+    }
+    if (o.wide_bits < o.residual_bits || o.wide_bits > kMaxResidualBits) {
+      return OutOfRange(
+          "wide_bits", std::to_string(o.wide_bits),
+          "from residual_bits (" + std::to_string(o.residual_bits) + ") to " + std::to_string(kMaxResidualBits));
+    }
+    if (o.profile == Profile::kAdaptive && o.ranking != Ranking::kBlend && o.ranking != Ranking::kBlendNovelty) {
+      return OutOfRange("ranking", std::string(Name(o.ranking)), "blend or blend-novelty with the adaptive profile");
+    }
+    if (!(o.wide_share >= 0.0 && o.wide_share <= 1.0))
+      return OutOfRange("wide_share", Text(o.wide_share), "from 0 to 1");
+    return {};
+  });
 }
 
 std::string_view Name(Profile value) { return NameIn(kProfiles, value); }

@@ -5,6 +5,8 @@
 #include <numbers>
 #include <string>
 
+#include "base/alloc_guard.h"
+
 namespace anchorkv {
 namespace {
 
@@ -104,33 +106,35 @@ void ForEachPair(const RopeTable& table, int64_t position, Visit visit) noexcept
 }  // namespace
 
 Result<std::shared_ptr<const RopeTable>> RopeTable::Make(const RopeSpec& spec, int head_dim, int64_t max_position) {
-  AKV_RETURN_IF_ERROR(Check(spec, head_dim, max_position));
-  const double magnitude = Magnitude(spec);
-  if (!(magnitude > 0.0)) {
-    return InvalidArgument("RoPE freq_scale " + std::to_string(spec.freq_scale) + " gives a magnitude of " +
-                           std::to_string(magnitude) + "; it must be above 0");
-  }
-  std::shared_ptr<RopeTable> table(new RopeTable());
-  table->spec_ = spec;
-  table->head_dim_ = head_dim;
-  table->max_position_ = max_position;
-  table->magnitude_ = static_cast<float>(magnitude);
-
-  const std::vector<double> frequencies = Frequencies(spec);
-  const auto fill = [&](int64_t rows, int64_t step, double factor, std::vector<float>* cos, std::vector<float>* sin) {
-    cos->reserve(static_cast<size_t>(rows) * frequencies.size());
-    sin->reserve(static_cast<size_t>(rows) * frequencies.size());
-    for (int64_t row = 0; row < rows; ++row) {
-      for (const double frequency : frequencies) {
-        const double angle = static_cast<double>(row * step) * frequency;
-        cos->push_back(static_cast<float>(std::cos(angle) * factor));
-        sin->push_back(static_cast<float>(std::sin(angle) * factor));
-      }
+  return GuardAllocation("a RoPE table", [&]() -> Result<std::shared_ptr<const RopeTable>> {
+    AKV_RETURN_IF_ERROR(Check(spec, head_dim, max_position));
+    const double magnitude = Magnitude(spec);
+    if (!(magnitude > 0.0)) {
+      return InvalidArgument("RoPE freq_scale " + std::to_string(spec.freq_scale) + " gives a magnitude of " +
+                             std::to_string(magnitude) + "; it must be above 0");
     }
-  };
-  fill((max_position + kTile - 1) / kTile, kTile, magnitude, &table->tile_cos_, &table->tile_sin_);
-  fill(kTile, 1, 1.0, &table->offset_cos_, &table->offset_sin_);
-  return std::shared_ptr<const RopeTable>(std::move(table));
+    std::shared_ptr<RopeTable> table(new RopeTable());
+    table->spec_ = spec;
+    table->head_dim_ = head_dim;
+    table->max_position_ = max_position;
+    table->magnitude_ = static_cast<float>(magnitude);
+
+    const std::vector<double> frequencies = Frequencies(spec);
+    const auto fill = [&](int64_t rows, int64_t step, double factor, std::vector<float>* cos, std::vector<float>* sin) {
+      cos->reserve(static_cast<size_t>(rows) * frequencies.size());
+      sin->reserve(static_cast<size_t>(rows) * frequencies.size());
+      for (int64_t row = 0; row < rows; ++row) {
+        for (const double frequency : frequencies) {
+          const double angle = static_cast<double>(row * step) * frequency;
+          cos->push_back(static_cast<float>(std::cos(angle) * factor));
+          sin->push_back(static_cast<float>(std::sin(angle) * factor));
+        }
+      }
+    };
+    fill((max_position + kTile - 1) / kTile, kTile, magnitude, &table->tile_cos_, &table->tile_sin_);
+    fill(kTile, 1, 1.0, &table->offset_cos_, &table->offset_sin_);
+    return std::shared_ptr<const RopeTable>(std::move(table));
+  });
 }
 
 void RopeTable::CosSin(int64_t position, float* cos, float* sin) const noexcept {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 #include "ggml.h"
 #include "runtime/gguf_file.h"
 #include "runtime/host_engine.h"

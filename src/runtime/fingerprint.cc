@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/alloc_guard.h"
 #include "base/checksum.h"
 #include "base/mapped_file.h"
-#include "codec/alloc_guard.h"
 #include "gguf.h"
 #include "runtime/engine.h"
 #include "runtime/gguf_file.h"

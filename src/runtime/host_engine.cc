@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 #include "codec/codec.h"
 #include "runtime/ggml_log.h"
 #include "runtime/recorder.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 #include "runtime/prompt_statistics.h"
 #include "runtime/recorder.h"
 

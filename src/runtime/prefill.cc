@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "ggml-backend.h"
+#include "runtime/logit_check.h"
 
 namespace anchorkv {
 namespace {
@@ -115,6 +116,10 @@ Status Prefill::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
     if (!attention_->finite()) {
       return Internal("layer " + std::to_string(layer) +
                       " produced a key, value or query that is not a finite number; the model file may be damaged");
+    }
+    // Weights of the last layer behind its keys and values, and those of the output, show in the logits only.
+    if (layer + 1 == layers && logits != nullptr) {
+      AKV_RETURN_IF_ERROR(CheckLogits(*logits, consumer_->past() + tokens_ - 1));
     }
     spent.prefill_s += SecondsSince(start);
     start = std::chrono::steady_clock::now();

@@ -31,6 +31,12 @@ bool CopyAndCheck(const float* from, int64_t n, float* to) noexcept {
   return worst >= 0x7e800000u;
 }
 
+bool Broken(const float* row, int64_t n) noexcept {
+  uint32_t worst = 0;
+  for (int64_t i = 0; i < n; ++i) worst = std::max(worst, std::bit_cast<uint32_t>(row[i]) & 0x7f800000u);
+  return worst >= 0x7e800000u;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<PromptAttention>> PromptAttention::Make(const Shape& shape, int threads,
@@ -81,7 +87,11 @@ void PromptAttention::Store(const float* keys, const float* values, const float*
   const int64_t q_first = first_ + chunk_ - q_tokens;  // position of the first query given
   for (int64_t i = q_tokens * thread / threads; i < q_tokens * (thread + 1) / threads; ++i) {
     const int64_t slot = q_first + i - window_first;
-    if (slot < 0) continue;
+    if (slot < 0) {
+      // Attention over such a query may well be finite, and wrong.
+      broken |= Broken(queries + i * shape_.q_heads * head_dim, shape_.q_heads * head_dim);
+      continue;
+    }
     for (int64_t head = 0; head < shape_.q_heads; ++head) {
       broken |= CopyAndCheck(queries + (i * shape_.q_heads + head) * head_dim, head_dim,
                              queries_.as<float>() + (head * shape_.window + slot) * head_dim);

@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "base/aligned_buffer.h"
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 
 // Plain loops, compiled for several instruction sets; the best one is taken at run time.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)

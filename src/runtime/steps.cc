@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ggml-backend.h"
+#include "runtime/logit_check.h"
 
 namespace anchorkv {
 namespace {
@@ -31,6 +32,15 @@ void Steps::ForEachCache(F f) const {
 void Steps::StoreOp(ggml_tensor* dst, int thread, int threads, void* userdata) {
   const auto* ops = static_cast<const LayerOps*>(userdata);
   const ModelInfo& info = ops->owner->parts_.spec->info;
+  // Attention over rows that are no numbers may well be finite, and wrong.
+  for (int i = 0; i < 3; ++i) {
+    const int64_t elements = ggml_nelements(dst->src[i]);
+    const float* const rows = Floats(dst->src[i]);
+    if (!std::all_of(rows + elements * thread / threads, rows + elements * (thread + 1) / threads,
+                     [](float x) { return std::isfinite(x); })) {
+      ops->owner->broken_.store(true, std::memory_order_relaxed);
+    }
+  }
   ops->owner->ForEachCache([&](HostKvCache* cache, int64_t first) {
     const int64_t kv = first * info.kv_heads * info.head_dim;
     const int64_t q = first * info.q_heads * info.head_dim;
@@ -176,16 +186,18 @@ Status Steps::Run(const Graph& graph, std::span<HostKvCache* const> caches, std:
   ggml_backend_tensor_set(graph.ids, tokens.data(), 0, tokens.size_bytes());
   ggml_backend_tensor_set(graph.positions, positions.data(), 0, tokens.size_bytes());
   caches_ = caches;
+  broken_.store(false, std::memory_order_relaxed);
   const Status status = graph.runner->Compute();
   caches_ = {};
   AKV_RETURN_IF_ERROR(status);
+  if (broken_.load(std::memory_order_relaxed)) {
+    return Internal("the model produced a key, value or query that is not a finite number at position " +
+                    std::to_string(caches.front()->tokens()));
+  }
   if (graph.logits != nullptr && out != nullptr) {
     const size_t bytes = ggml_nbytes(graph.logits);
     ggml_backend_tensor_get(graph.logits, out, 0, bytes);
-    if (!std::all_of(out, out + bytes / sizeof(float), [](float x) { return std::isfinite(x); })) {
-      return Internal("the model produced a logit that is not a finite number at position " +
-                      std::to_string(caches.front()->tokens()));
-    }
+    AKV_RETURN_IF_ERROR(CheckLogits({out, bytes / sizeof(float)}, caches.front()->tokens()));
   }
   for (HostKvCache* cache : caches) cache->CommitStep();
   return Status();

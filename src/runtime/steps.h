@@ -2,6 +2,7 @@
 // single token is built once and serves every cache; only its inputs change.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -60,6 +61,7 @@ class Steps {
 
   ModelParts parts_;
   std::vector<LayerOps> ops_;
+  std::atomic<bool> broken_{false};  // a row of the step that is being computed is not finite
   // Of the step that is being computed.
   std::span<HostKvCache* const> caches_;
   int64_t rows_ = 0;               // tokens per cache

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <utility>
 
+#include "base/alloc_guard.h"
 #include "base/atomic_file.h"
 #include "base/mapped_file.h"
-#include "codec/alloc_guard.h"
 #include "format/residual_code.h"
 #include "store/bytes.h"
 #include "store/image_parts.h"
@@ -133,10 +133,12 @@ Status CheckLayers(const StoredContext& context) {
   std::vector<Status> statuses(context.layers.size());
 #pragma omp parallel for schedule(dynamic) if (context.segment_bytes() > kParallelBytes)
   for (size_t l = 0; l < statuses.size(); ++l) {
-    statuses[l] = InLayer(l, CheckImage(context.layers[l], context.config.kv_heads, context.config.head_dim));
+    statuses[l] = GuardAllocation("a layer", [&] {
+      return InLayer(l, CheckImage(context.layers[l], context.config.kv_heads, context.config.head_dim));
+    });
   }
   const auto bad = std::find_if(statuses.begin(), statuses.end(), [](const Status& s) { return !s.ok(); });
-  return bad == statuses.end() ? Status() : *bad;
+  return bad == statuses.end() ? Status() : std::move(*bad);
 }
 
 Result<StoredContext> Read(std::span<const std::byte> file, const std::shared_ptr<const void>& owner) {
@@ -243,18 +245,22 @@ Result<StoredContext> ReadContext(std::span<const std::byte> file, std::shared_p
 }
 
 Status WriteContextFile(const std::string& path, const StoredContext& context) {
-  const Result<ContextImage> image = ContextImage::Make(context);
-  if (!image.ok()) return Status(image.status().code(), "cannot write " + path + ": " + image.status().message());
-  return ReplaceFile(path, image->pieces());
+  return GuardAllocation("a context", [&]() -> Status {
+    const Result<ContextImage> image = ContextImage::Make(context);
+    if (!image.ok()) return Status(image.status().code(), "cannot write " + path + ": " + image.status().message());
+    return ReplaceFile(path, image->pieces());
+  });
 }
 
 Result<StoredContext> ReadContextFile(const std::string& path) {
-  AKV_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(path));
-  mapped.Prefault(0, mapped.size_bytes());
-  const auto file = std::make_shared<const MappedFile>(std::move(mapped));
-  Result<StoredContext> context = ReadContext({file->data(), static_cast<size_t>(file->size_bytes())}, file);
-  if (!context.ok()) return Status(context.status().code(), path + ": " + context.status().message());
-  return context;
+  return GuardAllocation("a context", [&]() -> Result<StoredContext> {
+    AKV_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(path));
+    mapped.Prefault(0, mapped.size_bytes());
+    const auto file = std::make_shared<const MappedFile>(std::move(mapped));
+    Result<StoredContext> context = ReadContext({file->data(), static_cast<size_t>(file->size_bytes())}, file);
+    if (!context.ok()) return Status(context.status().code(), path + ": " + context.status().message());
+    return context;
+  });
 }
 
 }  // namespace anchorkv

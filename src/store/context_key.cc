@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/alloc_guard.h"
 #include "base/checksum.h"
 #include "store/bytes.h"
 #include "store/context_store.h"
@@ -43,11 +44,13 @@ ContextKey KeyOf(const ModelFingerprint& model, const CacheConfig& config, std::
 
 Result<std::shared_ptr<const StoredContext>> Find(ContextStore* store, const ModelFingerprint& model,
                                                   const CacheConfig& config, std::span<const int32_t> tokens) {
-  AKV_ASSIGN_OR_RETURN(std::shared_ptr<const StoredContext> found, store->Get(KeyOf(model, config, tokens)));
-  const bool same = Recipe(found->model, found->config) == Recipe(model, config) &&
-                    std::equal(tokens.begin(), tokens.end(), found->tokens.begin(), found->tokens.end());
-  if (!same) return NotFound("what is stored under the key of this prompt is another one");
-  return found;
+  return GuardAllocation("a search for a context", [&]() -> Result<std::shared_ptr<const StoredContext>> {
+    AKV_ASSIGN_OR_RETURN(std::shared_ptr<const StoredContext> found, store->Get(KeyOf(model, config, tokens)));
+    const bool same = Recipe(found->model, found->config) == Recipe(model, config) &&
+                      std::equal(tokens.begin(), tokens.end(), found->tokens.begin(), found->tokens.end());
+    if (!same) return NotFound("what is stored under the key of this prompt is another one");
+    return found;
+  });
 }
 
 }  // namespace anchorkv

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "codec/alloc_guard.h"
+#include "base/alloc_guard.h"
 #include "store/context_store.h"
 
 namespace anchorkv {
@@ -16,11 +16,13 @@ class MemoryStore final : public ContextStore {
   explicit MemoryStore(int64_t limit_bytes) : limit_(limit_bytes) {}
 
   Result<std::shared_ptr<const StoredContext>> Get(const ContextKey& key) override {
-    const std::lock_guard lock(mutex_);
-    const auto found = index_.find(key);
-    if (found == index_.end()) return NotFound("no context " + key.Text() + " in memory");
-    entries_.splice(entries_.begin(), entries_, found->second);
-    return found->second->context;
+    return GuardAllocation("a context", [&]() -> Result<std::shared_ptr<const StoredContext>> {
+      const std::lock_guard lock(mutex_);
+      const auto found = index_.find(key);
+      if (found == index_.end()) return NotFound("no context " + key.Text() + " in memory");
+      entries_.splice(entries_.begin(), entries_, found->second);
+      return found->second->context;
+    });
   }
 
   Status Put(const ContextKey& key, std::shared_ptr<const StoredContext> context) override {
@@ -28,20 +30,24 @@ class MemoryStore final : public ContextStore {
   }
 
   Status Remove(const ContextKey& key) override {
-    const std::lock_guard lock(mutex_);
-    const auto found = index_.find(key);
-    if (found == index_.end()) return NotFound("no context " + key.Text() + " in memory");
-    Erase(found->second);
-    return {};
+    return GuardAllocation("removing a context", [&]() -> Status {
+      const std::lock_guard lock(mutex_);
+      const auto found = index_.find(key);
+      if (found == index_.end()) return NotFound("no context " + key.Text() + " in memory");
+      Erase(found->second);
+      return {};
+    });
   }
 
   Result<std::vector<StoredEntry>> List() override {
-    const std::lock_guard lock(mutex_);
-    std::vector<StoredEntry> list;
-    for (const Entry& entry : entries_) {
-      list.push_back({entry.key, entry.bytes, static_cast<int64_t>(entry.context->tokens.size())});
-    }
-    return list;
+    return GuardAllocation("a list of contexts", [&]() -> Result<std::vector<StoredEntry>> {
+      const std::lock_guard lock(mutex_);
+      std::vector<StoredEntry> list;
+      for (const Entry& entry : entries_) {
+        list.push_back({entry.key, entry.bytes, static_cast<int64_t>(entry.context->tokens.size())});
+      }
+      return list;
+    });
   }
 
  private:
@@ -56,8 +62,6 @@ class MemoryStore final : public ContextStore {
     const std::lock_guard lock(mutex_);
     const auto tokens = static_cast<int64_t>(context->tokens.size() * sizeof(int32_t));
     const int64_t bytes = context->segment_bytes() + tokens;
-    const auto old = index_.find(key);
-    const int64_t replaced = old == index_.end() ? 0 : old->second->bytes;
     // Whether it fits when everything goes that may go: nothing is dropped in vain.
     int64_t kept = 0;
     for (const Entry& entry : entries_) {
@@ -67,13 +71,20 @@ class MemoryStore final : public ContextStore {
       return Infeasible("a context of " + std::to_string(bytes) + " bytes does not fit a pool of " +
                         std::to_string(limit_) + ", of which " + std::to_string(kept) + " are in use");
     }
-    if (replaced > 0) Erase(old->second);
+    // What can fail comes first: a store that has no memory for one more is as it was.
+    std::list<Entry> fresh;
+    fresh.push_front({key, std::move(context), bytes});
+    const auto [place, is_new] = index_.try_emplace(key, fresh.begin());
+    if (!is_new) {
+      held_ -= place->second->bytes;
+      entries_.erase(place->second);
+      place->second = fresh.begin();
+    }
     for (auto entry = entries_.end(); limit_ > 0 && held_ + bytes > limit_ && entry != entries_.begin();) {
       --entry;
       if (entry->context.use_count() == 1) entry = Erase(entry);
     }
-    entries_.push_front({key, std::move(context), bytes});
-    index_[key] = entries_.begin();
+    entries_.splice(entries_.begin(), fresh);
     held_ += bytes;
     return {};
   }

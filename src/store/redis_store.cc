@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/alloc_guard.h"
 
 namespace anchorkv {
 namespace {
@@ -108,75 +109,84 @@ class RedisStore final : public ContextStore {
   }
 
   Result<std::shared_ptr<const StoredContext>> Get(const ContextKey& key) override {
-    const std::lock_guard lock(mutex_);
-    AKV_RETURN_IF_ERROR(Connected());
-    const std::string name = kContext + key.Text();
-    AKV_ASSIGN_OR_RETURN(const Reply length, Run({"STRLEN", name}));
-    const int64_t bytes = NumberOf(*length);
-    if (bytes <= 0) {
-      AKV_RETURN_IF_ERROR(Forget(key));
-      return NotFound("no context " + key.Text() + " in Redis at " + address_.name());
-    }
-    AKV_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Make(static_cast<size_t>(bytes), "a stored context"));
-    for (int64_t at = 0; at < bytes;) {
-      const int64_t last = std::min(bytes, at + static_cast<int64_t>(kSlice)) - 1;
-      AKV_ASSIGN_OR_RETURN(const Reply slice, Run({"GETRANGE", name, std::to_string(at), std::to_string(last)}));
-      if (slice->type != REDIS_REPLY_STRING || static_cast<int64_t>(slice->len) != last - at + 1) {
-        return NotFound("context " + key.Text() + " changed while it was read");
+    return GuardAllocation("a context", [&]() -> Result<std::shared_ptr<const StoredContext>> {
+      const std::lock_guard lock(mutex_);
+      AKV_RETURN_IF_ERROR(Connected());
+      const std::string name = kContext + key.Text();
+      AKV_ASSIGN_OR_RETURN(const Reply length, Run({"STRLEN", name}));
+      const int64_t bytes = NumberOf(*length);
+      if (bytes <= 0) {
+        AKV_RETURN_IF_ERROR(Forget(key));
+        return NotFound("no context " + key.Text() + " in Redis at " + address_.name());
       }
-      std::memcpy(buffer.data() + at, slice->str, slice->len);
-      at = last + 1;
-    }
-    const auto owner = std::make_shared<const AlignedBuffer>(std::move(buffer));
-    Result<StoredContext> context = ReadContext({owner->data(), owner->size_bytes()}, owner);
-    if (!context.ok()) {
-      return Status(context.status().code(), "context " + key.Text() + " in Redis: " + context.status().message());
-    }
-    AKV_RETURN_IF_ERROR(Run({"ZADD", kUsed, Now(), key.Text()}).status());
-    return std::shared_ptr<const StoredContext>(std::make_shared<StoredContext>(std::move(*context)));
+      AKV_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Make(static_cast<size_t>(bytes), "a stored context"));
+      for (int64_t at = 0; at < bytes;) {
+        const int64_t last = std::min(bytes, at + static_cast<int64_t>(kSlice)) - 1;
+        AKV_ASSIGN_OR_RETURN(const Reply slice, Run({"GETRANGE", name, std::to_string(at), std::to_string(last)}));
+        if (slice->type != REDIS_REPLY_STRING || static_cast<int64_t>(slice->len) != last - at + 1) {
+          return NotFound("context " + key.Text() + " changed while it was read");
+        }
+        std::memcpy(buffer.data() + at, slice->str, slice->len);
+        at = last + 1;
+      }
+      const auto owner = std::make_shared<const AlignedBuffer>(std::move(buffer));
+      Result<StoredContext> context = ReadContext({owner->data(), owner->size_bytes()}, owner);
+      if (!context.ok()) {
+        return Status(context.status().code(), "context " + key.Text() + " in Redis: " + context.status().message());
+      }
+      AKV_RETURN_IF_ERROR(Run({"ZADD", kUsed, Now(), key.Text()}).status());
+      return std::shared_ptr<const StoredContext>(std::make_shared<StoredContext>(std::move(*context)));
+    });
   }
 
   Status Put(const ContextKey& key, std::shared_ptr<const StoredContext> context) override {
-    AKV_ASSIGN_OR_RETURN(const ContextImage image, ContextImage::Make(*context));
-    const auto bytes = static_cast<int64_t>(image.total_bytes());
-    if (bytes > kMaxValue || (limit_ > 0 && bytes > limit_)) {
-      return Infeasible("a context of " + std::to_string(bytes) + " bytes does not fit Redis; values may have " +
-                        std::to_string(limit_ > 0 ? std::min(limit_, kMaxValue) : kMaxValue));
-    }
-    const std::lock_guard lock(mutex_);
-    AKV_RETURN_IF_ERROR(Connected());
-    AKV_RETURN_IF_ERROR(MakeRoom(key, bytes));
-    // Written aside and renamed: readers see a whole context or none.
-    const std::string aside = kContext + key.Text() + ":" + std::to_string(getpid()) + ":" + std::to_string(++writes_);
-    for (std::span<const std::byte> piece : image.pieces()) {
-      while (!piece.empty()) {
-        const auto slice = piece.first(std::min(piece.size(), kSlice));
-        piece = piece.subspan(slice.size());
-        const std::string_view text(reinterpret_cast<const char*>(slice.data()), slice.size());
-        AKV_RETURN_IF_ERROR(Run({"APPEND", aside, text}).status());
-        AKV_RETURN_IF_ERROR(Run({"EXPIRE", aside, kUnfinishedSeconds}).status());
+    return GuardAllocation("a context", [&]() -> Status {
+      AKV_ASSIGN_OR_RETURN(const ContextImage image, ContextImage::Make(*context));
+      const auto bytes = static_cast<int64_t>(image.total_bytes());
+      if (bytes > kMaxValue || (limit_ > 0 && bytes > limit_)) {
+        return Infeasible("a context of " + std::to_string(bytes) + " bytes does not fit Redis; values may have " +
+                          std::to_string(limit_ > 0 ? std::min(limit_, kMaxValue) : kMaxValue));
       }
-    }
-    AKV_RETURN_IF_ERROR(Run({"PERSIST", aside}).status());
-    AKV_RETURN_IF_ERROR(Run({"RENAME", aside, kContext + key.Text()}).status());
-    AKV_RETURN_IF_ERROR(Run({"HSET", kBytes, key.Text(), std::to_string(bytes)}).status());
-    AKV_RETURN_IF_ERROR(Run({"HSET", kTokens, key.Text(), std::to_string(context->tokens.size())}).status());
-    return Run({"ZADD", kUsed, Now(), key.Text()}).status();
+      const std::lock_guard lock(mutex_);
+      AKV_RETURN_IF_ERROR(Connected());
+      AKV_RETURN_IF_ERROR(MakeRoom(key, bytes));
+      // Written aside and renamed: readers see a whole context or none.
+      const std::string aside =
+          kContext + key.Text() + ":" + std::to_string(getpid()) + ":" + std::to_string(++writes_);
+      for (std::span<const std::byte> piece : image.pieces()) {
+        while (!piece.empty()) {
+          const auto slice = piece.first(std::min(piece.size(), kSlice));
+          piece = piece.subspan(slice.size());
+          const std::string_view text(reinterpret_cast<const char*>(slice.data()), slice.size());
+          AKV_RETURN_IF_ERROR(Run({"APPEND", aside, text}).status());
+          AKV_RETURN_IF_ERROR(Run({"EXPIRE", aside, kUnfinishedSeconds}).status());
+        }
+      }
+      AKV_RETURN_IF_ERROR(Run({"PERSIST", aside}).status());
+      AKV_RETURN_IF_ERROR(Run({"RENAME", aside, kContext + key.Text()}).status());
+      AKV_RETURN_IF_ERROR(Run({"HSET", kBytes, key.Text(), std::to_string(bytes)}).status());
+      AKV_RETURN_IF_ERROR(Run({"HSET", kTokens, key.Text(), std::to_string(context->tokens.size())}).status());
+      return Run({"ZADD", kUsed, Now(), key.Text()}).status();
+    });
   }
 
   Status Remove(const ContextKey& key) override {
-    const std::lock_guard lock(mutex_);
-    AKV_RETURN_IF_ERROR(Connected());
-    AKV_ASSIGN_OR_RETURN(const Reply removed, Run({"DEL", kContext + key.Text()}));
-    const bool found = NumberOf(*removed) > 0;
-    AKV_RETURN_IF_ERROR(Forget(key));
-    return found ? Status() : NotFound("no context " + key.Text() + " in Redis at " + address_.name());
+    return GuardAllocation("removing a context", [&]() -> Status {
+      const std::lock_guard lock(mutex_);
+      AKV_RETURN_IF_ERROR(Connected());
+      AKV_ASSIGN_OR_RETURN(const Reply removed, Run({"DEL", kContext + key.Text()}));
+      const bool found = NumberOf(*removed) > 0;
+      AKV_RETURN_IF_ERROR(Forget(key));
+      return found ? Status() : NotFound("no context " + key.Text() + " in Redis at " + address_.name());
+    });
   }
 
   Result<std::vector<StoredEntry>> List() override {
-    const std::lock_guard lock(mutex_);
-    AKV_RETURN_IF_ERROR(Connected());
-    return Entries();
+    return GuardAllocation("a list of contexts", [&]() -> Result<std::vector<StoredEntry>> {
+      const std::lock_guard lock(mutex_);
+      AKV_RETURN_IF_ERROR(Connected());
+      return Entries();
+    });
   }
 
  private:
@@ -268,14 +278,16 @@ class RedisStore final : public ContextStore {
 }  // namespace
 
 Result<std::unique_ptr<ContextStore>> MakeRedisStore(const std::string& address, int64_t limit_bytes) {
-  const std::optional<Address> parsed = ParseAddress(address);
-  if (!parsed) {
-    return InvalidArgument("'" + address +
-                           "' is no address of a Redis server; allowed is [PASSWORD@]HOST[:PORT][/DATABASE]");
-  }
-  auto store = std::make_unique<RedisStore>(*parsed, limit_bytes);
-  if (const Status status = store->Connect(); !status.ok()) return NotFound(status.message());
-  return std::unique_ptr<ContextStore>(std::move(store));
+  return GuardAllocation("a store", [&]() -> Result<std::unique_ptr<ContextStore>> {
+    const std::optional<Address> parsed = ParseAddress(address);
+    if (!parsed) {
+      return InvalidArgument("'" + address +
+                             "' is no address of a Redis server; allowed is [PASSWORD@]HOST[:PORT][/DATABASE]");
+    }
+    auto store = std::make_unique<RedisStore>(*parsed, limit_bytes);
+    if (const Status status = store->Connect(); !status.ok()) return NotFound(status.message());
+    return std::unique_ptr<ContextStore>(std::move(store));
+  });
 }
 
 }  // namespace anchorkv

@@ -3,9 +3,9 @@
 #include <bit>
 #include <utility>
 
+#include "base/alloc_guard.h"
 #include "base/atomic_file.h"
 #include "base/mapped_file.h"
-#include "codec/alloc_guard.h"
 #include "store/bytes.h"
 #include "store/image_parts.h"
 
@@ -140,17 +140,21 @@ Result<StoredSegmentFile> ReadSegmentFile(std::span<const std::byte> bytes, std:
 }
 
 Status WriteSegmentFile(const std::string& path, const StoredSegmentFile& file) {
-  const Result<SegmentFileImage> image = SegmentFileImage::Make(file);
-  if (!image.ok()) return Status(image.status().code(), "cannot write " + path + ": " + image.status().message());
-  return ReplaceFile(path, image->pieces());
+  return GuardAllocation("a file of segments", [&]() -> Status {
+    const Result<SegmentFileImage> image = SegmentFileImage::Make(file);
+    if (!image.ok()) return Status(image.status().code(), "cannot write " + path + ": " + image.status().message());
+    return ReplaceFile(path, image->pieces());
+  });
 }
 
 Result<StoredSegmentFile> ReadSegmentFile(const std::string& path) {
-  AKV_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(path));
-  const auto owner = std::make_shared<const MappedFile>(std::move(mapped));
-  Result<StoredSegmentFile> file = ReadSegmentFile({owner->data(), static_cast<size_t>(owner->size_bytes())}, owner);
-  if (!file.ok()) return Status(file.status().code(), path + ": " + file.status().message());
-  return file;
+  return GuardAllocation("a file of segments", [&]() -> Result<StoredSegmentFile> {
+    AKV_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(path));
+    const auto owner = std::make_shared<const MappedFile>(std::move(mapped));
+    Result<StoredSegmentFile> file = ReadSegmentFile({owner->data(), static_cast<size_t>(owner->size_bytes())}, owner);
+    if (!file.ok()) return Status(file.status().code(), path + ": " + file.status().message());
+    return file;
+  });
 }
 
 }  // namespace anchorkv

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/alloc_guard.h"
 #include "store/image_parts.h"
 
 namespace anchorkv {
@@ -144,46 +145,55 @@ DenseType RowsType(const SegmentImage& image) noexcept {
 }
 
 Result<SegmentImage> ImageOf(std::shared_ptr<const StoredSegment> segment) {
-  SegmentImage image;
-  if (const auto* anchor = dynamic_cast<const AnchorSegment*>(segment.get())) {
-    image = Describe(anchor->layout(), anchor->first_position());
-    image.bytes = {anchor->bytes().data(), anchor->bytes().size_bytes()};
-  } else if (const auto* spectral = dynamic_cast<const SpectralSegment*>(segment.get())) {
-    image = Describe(spectral->layout(), spectral->first_position());
-    image.bytes = {spectral->bytes().data(), spectral->bytes().size_bytes()};
-  } else {
-    return Unsupported("segments of this method cannot be stored; those of the profiles paper, blend and adaptive can");
-  }
-  image.owner = std::move(segment);
-  return image;
+  return GuardAllocation("a description of a segment", [&]() -> Result<SegmentImage> {
+    SegmentImage image;
+    if (const auto* anchor = dynamic_cast<const AnchorSegment*>(segment.get())) {
+      image = Describe(anchor->layout(), anchor->first_position());
+      image.bytes = {anchor->bytes().data(), anchor->bytes().size_bytes()};
+    } else if (const auto* spectral = dynamic_cast<const SpectralSegment*>(segment.get())) {
+      image = Describe(spectral->layout(), spectral->first_position());
+      image.bytes = {spectral->bytes().data(), spectral->bytes().size_bytes()};
+    } else {
+      return Unsupported(
+          "segments of this method cannot be stored; those of the profiles paper, blend and adaptive can");
+    }
+    image.owner = std::move(segment);
+    return image;
+  });
 }
 
 Status CheckImage(const SegmentImage& image, int kv_heads, int head_dim) {
-  const auto known = [&](SegmentFormat format, uint32_t version) {
-    return image.format == format && image.version == version;
-  };
-  if (known(SegmentFormat::kRows, kRowsVersion)) return CheckRowsImage(image, kv_heads, head_dim);
-  if (known(SegmentFormat::kAnchor, kAnchorVersion)) return CheckAnchorImage(image, kv_heads, head_dim);
-  if (known(SegmentFormat::kSpectral, kSpectralVersion)) return CheckSpectralImage(image, kv_heads, head_dim);
-  return Unsupported("its segment format is " + FormatName(image.format) + " version " + std::to_string(image.version) +
-                     "; this program reads rows " + std::to_string(kRowsVersion) + ", anchor " +
-                     std::to_string(kAnchorVersion) + " and adaptive " + std::to_string(kSpectralVersion));
+  return GuardAllocation("a check of a segment", [&]() -> Status {
+    const auto known = [&](SegmentFormat format, uint32_t version) {
+      return image.format == format && image.version == version;
+    };
+    if (known(SegmentFormat::kRows, kRowsVersion)) return CheckRowsImage(image, kv_heads, head_dim);
+    if (known(SegmentFormat::kAnchor, kAnchorVersion)) return CheckAnchorImage(image, kv_heads, head_dim);
+    if (known(SegmentFormat::kSpectral, kSpectralVersion)) return CheckSpectralImage(image, kv_heads, head_dim);
+    return Unsupported("its segment format is " + FormatName(image.format) + " version " +
+                       std::to_string(image.version) + "; this program reads rows " + std::to_string(kRowsVersion) +
+                       ", anchor " + std::to_string(kAnchorVersion) + " and adaptive " +
+                       std::to_string(kSpectralVersion));
+  });
 }
 
 Result<std::shared_ptr<const Segment>> SegmentOf(const SegmentImage& image, const Backend& backend,
                                                  const RopeTable& rope) {
-  switch (image.format) {
-    case SegmentFormat::kAnchor:
-      return std::shared_ptr<const Segment>(std::make_shared<AnchorSegment>(
-          AnchorLayoutOf(image), AlignedBuffer::Share(image.owner, image.bytes), image.first_position, backend, rope));
-    case SegmentFormat::kSpectral:
-      return std::shared_ptr<const Segment>(
-          std::make_shared<SpectralSegment>(SpectralLayoutOf(image), AlignedBuffer::Share(image.owner, image.bytes),
+  return GuardAllocation("a segment", [&]() -> Result<std::shared_ptr<const Segment>> {
+    switch (image.format) {
+      case SegmentFormat::kAnchor:
+        return std::shared_ptr<const Segment>(
+            std::make_shared<AnchorSegment>(AnchorLayoutOf(image), AlignedBuffer::Share(image.owner, image.bytes),
                                             image.first_position, backend, rope));
-    case SegmentFormat::kRows:
-      break;
-  }
-  return InvalidArgument("an image of format " + FormatName(image.format) + " is no compressed segment");
+      case SegmentFormat::kSpectral:
+        return std::shared_ptr<const Segment>(
+            std::make_shared<SpectralSegment>(SpectralLayoutOf(image), AlignedBuffer::Share(image.owner, image.bytes),
+                                              image.first_position, backend, rope));
+      case SegmentFormat::kRows:
+        break;
+    }
+    return InvalidArgument("an image of format " + FormatName(image.format) + " is no compressed segment");
+  });
 }
 
 }  // namespace anchorkv

@@ -1,6 +1,7 @@
 // `anchorkv bench`: its lists, the tests it plans, its formats, and the program on a tiny model.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -141,7 +142,20 @@ TEST(BenchPlanTest, ShortPromptsAreExactAndOnceOnly) {
             "pp511 adaptive 4, pp511 adaptive 8");
 }
 
+TEST(BenchPlanTest, SequencesAndMemory) {
+  const auto plan = Plan(
+      {"-p", "0", "-n", "8", "-d", "0,700", "--kv", "full,anchorkv", "--sequences", "1,4", "--memory-budget", "1.5G"});
+  EXPECT_EQ(Text(plan),
+            "tg8, tg8 x4, tg8 @ d700, tg8 @ d700 adaptive 4, tg8 x4 @ d700, tg8 x4 @ d700 adaptive 4, tg8 xN @ d700, "
+            "tg8 xN @ d700 adaptive 4");
+  EXPECT_EQ(plan->memory, 1536ll << 20);
+  EXPECT_EQ(Plan({"-d", "700", "--memory-budget", "all"})->memory, 0);
+}
+
 TEST(BenchPlanTest, WhatIsWrongIsNamed) {
+  EXPECT_NE(Text(Plan({"--sequences", "0"})).find("--sequences '0'"), std::string::npos);
+  EXPECT_NE(Text(Plan({"--memory-budget", "much"})).find("--memory-budget is 'much'"), std::string::npos);
+  EXPECT_NE(Text(Plan({"--memory-budget", "0"})).find("--memory-budget is 0"), std::string::npos);
   EXPECT_EQ(Text(Plan({"-p", "0", "-n", "0"})), "there is nothing to measure: -p and -n are 0");
   EXPECT_NE(Text(Plan({"-p", "x"})).find("-p 'x'"), std::string::npos);
   EXPECT_NE(Text(Plan({"-t", "1000"})).find("allowed are 0 to 512"), std::string::npos);
@@ -246,14 +260,16 @@ TEST(BenchFormatTest, JsonLinesAndCsvHaveALinePerTest) {
   std::string names, first;
   std::getline(csv, names);
   std::getline(csv, first);
-  EXPECT_EQ(names,
-            "cpu_info,gpu_info,backends,model_filename,model_type,model_size,model_n_params,n_ubatch,n_threads,type_k,"
-            "type_v,n_gpu_layers,n_prompt,n_gen,n_depth,kv_method,kv_profile,kv_ratio,n_compressed,cache_bytes,"
-            "dense_bytes,peak_bytes,compress_ns,test_time,avg_ns,stddev_ns,median_ns,avg_ts,stddev_ts,median_ts,min_ts,"
-            "max_ts");
+  EXPECT_EQ(
+      names,
+      "cpu_info,gpu_info,backends,model_filename,model_type,model_size,model_n_params,n_ubatch,n_threads,type_k,"
+      "type_v,n_gpu_layers,n_prompt,n_gen,n_depth,n_sequences,kv_method,kv_profile,kv_ratio,n_compressed,cache_bytes,"
+      "dense_bytes,peak_bytes,buffer_peak_bytes,compress_ns,test_time,avg_ns,stddev_ns,median_ns,avg_ts,stddev_ts,"
+      "median_ts,min_ts,"
+      "max_ts");
   EXPECT_EQ(
       first.rfind("\"Some CPU\",\"\",\"CPU\",\"dir/a \"\"b\"\".gguf\",\"llama 135M Q4_1\",102760448,134515008,512,2,"
-                  "\"f16\",\"f16\",0,512,0,0,\"full\",,,0,1048576,8388608,268435456,,\"2026-01-02T03:04:05Z\",",
+                  "\"f16\",\"f16\",0,512,0,0,1,\"full\",,,0,1048576,8388608,268435456,0,,\"2026-01-02T03:04:05Z\",",
                   0),
       0u)
       << first;
@@ -296,6 +312,32 @@ TEST_F(BenchProgramTest, MeasuresEveryTestAtDepth) {
       EXPECT_NEAR(ratio, 1, 1e-9) << row;
     }
   }
+}
+
+TEST_F(BenchProgramTest, SequencesHaveCachesOfTheirOwn) {
+  const ProgramResult result = RunProgram(
+      {"bench", "-m",   model_,          "-p",         "0",   "-n",          "3",   "-d", "0,700", "-r",
+       "2",     "--kv", "full,anchorkv", "--kv-ratio", "2.5", "--sequences", "1,5", "-t", "1",     "--memory-budget",
+       "4M",    "-o",   "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json list = Json::parse(result.out);
+  ASSERT_EQ(list.size(), 2u + 6u) << result.out;
+  std::map<std::string, std::map<int, int64_t>> peaks;
+  std::map<std::string, int64_t> most;
+  for (const Json& row : list) {
+    const int64_t sequences = row["n_sequences"];
+    const double seconds = row["samples_ns"][0].get<double>() / 1e9;
+    EXPECT_NEAR(row["samples_ts"][0].get<double>(), static_cast<double>(3 * sequences) / seconds, 1) << row;
+    if (row["n_depth"] == 0) continue;
+    const std::string method = row["kv_method"];
+    EXPECT_GE(row["buffer_peak_bytes"].get<int64_t>(), sequences * row["cache_bytes"].get<int64_t>()) << row;
+    peaks[method][static_cast<int>(sequences)] = row["buffer_peak_bytes"];
+    most[method] = std::max(most[method], sequences);
+  }
+  for (const auto& [method, peak] : peaks) EXPECT_GT(peak.at(5), 3 * peak.at(1)) << method;
+  // Compressed caches leave room for more sequences.
+  EXPECT_GT(most["full"], 5);
+  EXPECT_GT(most["anchorkv"], most["full"] * 3 / 2);
 }
 
 TEST_F(BenchProgramTest, RatiosOutOfReachAreLeftOut) {

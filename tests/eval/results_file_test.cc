@@ -93,6 +93,16 @@ TEST_F(ResultsFileTest, OneWriterAtATime) {
   EXPECT_NE(second.status().message().find("another evaluation"), std::string::npos) << second.status().message();
 }
 
+// Levels upon levels would end the process: values are copied by a function that calls itself.
+TEST_F(ResultsFileTest, DeepNestingIsRefused) {
+  const std::string text = R"({"options":)" + std::string(200000, '[') + std::string(200000, ']') + "}\n";
+  Write(text);
+  const auto file = ResultsFile::Open(path_);
+  EXPECT_EQ(file.status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(file.status().message(), path_ + ":1 is nested deeper than 64 levels");
+  EXPECT_EQ(Read(), text);
+}
+
 TEST_F(ResultsFileTest, DamageIsNamedAndLeftAlone) {
   const std::string text = Measured(1, 1).dump() + "\nhello\n" + Measured(2, 1).dump() + "\n";
   Write(text);

@@ -10,6 +10,7 @@
 #include "metrics/logits.h"
 #include "runtime/engine_runs.h"
 #include "runtime/oracle.h"
+#include "runtime/prompt_record.h"
 #include "runtime/tiny_model.h"
 #include "support/compare.h"
 
@@ -54,6 +55,30 @@ TEST_F(EngineTest, ChunksDoNotMatter) {
     EXPECT_TRUE(AllNear(PrefilledLogits(engine.get(), tokens_, 80, ExactConfig(*engine)), expected, 1e-4, 1e-5))
         << "chunk " << chunk;
   }
+}
+
+// The writer of large models, for measurements.
+TEST(LargeModelTest, IsAModelLikeTheSmallOnes) {
+  test::ScratchDirectory directory;
+  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
+    test::TinySpec spec;
+    spec.type = type;
+    spec.own_output = true;
+    const std::string path = directory.File("large.gguf");
+    ASSERT_TRUE(test::WriteLargeModel(path, spec).ok());
+    const auto engine = test::LoadEngine(path);
+    ASSERT_NE(engine, nullptr);
+    const std::vector<float> logits = test::AppendedLogits(engine.get(), test::RandomTokens(20, spec.vocab, 3));
+    double largest = 0, smallest = 1e9;
+    for (const float x : logits) {
+      ASSERT_TRUE(std::isfinite(x));
+      largest = std::max(largest, std::fabs(double{x}));
+      smallest = std::min(smallest, std::fabs(double{x}));
+    }
+    EXPECT_GT(largest, 0.5);
+    EXPECT_LT(smallest, 0.1);
+  }
+  EXPECT_EQ(test::WriteLargeModel(directory.File("none/large.gguf"), test::TinySpec()).code(), StatusCode::kInternal);
 }
 
 TEST_F(EngineTest, ThreadsDoNotMatter) {
@@ -261,6 +286,59 @@ TEST_F(EngineTest, NamesTheLayerThatIsNotFinite) {
   EXPECT_NE(status.message().find("layer 1 "), std::string::npos) << status.message();
   const auto other = NewCache(*engine, ExactConfig(*engine));
   EXPECT_EQ(engine->Append(other.get(), tokens_, &logits).code(), StatusCode::kInternal);
+}
+
+// Any weight that is no finite number, wherever it stands: an exact cache, a compressed one and the record that
+// evaluations compress refuse the prompt, and the engine still reads others.
+TEST_F(EngineTest, RefusesWhatWeightsThatAreNotFiniteMake) {
+  std::vector<std::string> names;
+  TinySpec spec;
+  spec.own_output = true;
+  spec.edit_tensors = [&](std::vector<TinyTensor>* tensors) {
+    for (const TinyTensor& tensor : *tensors) names.push_back(tensor.name);
+  };
+  WriteTinyModel(directory_, "names", spec);
+  ASSERT_GT(names.size(), 10u);
+  const std::vector<int32_t>& tokens = tokens_;
+  for (const std::string& name : names) {
+    for (const float poison : {std::nanf(""), INFINITY}) {
+      spec.edit_tensors = [&](std::vector<TinyTensor>* tensors) {
+        for (TinyTensor& tensor : *tensors) {
+          tensor.poisoned = tensor.name == name;
+          tensor.poison = poison;
+          // The first token's row of the embedding.
+          tensor.poison_at = name == "token_embd.weight" ? tokens[0] * tensor.ne0 : 0;
+        }
+      };
+      const auto engine = LoadEngine(WriteTinyModel(directory_, "weights", spec), {.threads = 1});
+      CacheConfig compressed = engine->cache_config();
+      compressed.min_tokens = 64;
+      compressed.codec = CodecOptions::ForProfile(Profile::kAdaptive);
+      compressed.codec.theta = .8;
+      for (const CacheConfig& config : {ExactConfig(*engine), compressed}) {
+        const auto cache = NewCache(*engine, config);
+        KvCache* caches[] = {cache.get()};
+        std::vector<float> logits;
+        const Status status = engine->Prefill(tokens, caches, &logits);
+        EXPECT_EQ(status.code(), StatusCode::kInternal) << name << " " << poison;
+        EXPECT_NE(status.message().find("finite"), std::string::npos) << name << ": " << status.message();
+        EXPECT_EQ(cache->tokens(), 0) << name;
+      }
+      // A step of one token, which has the row of the embedding, and one of many.
+      for (const size_t count : {size_t{1}, tokens.size()}) {
+        const auto cache = NewCache(*engine, ExactConfig(*engine));
+        std::vector<float> logits;
+        const Status status = engine->Append(cache.get(), {tokens.data(), count}, &logits);
+        EXPECT_EQ(status.code(), StatusCode::kInternal) << name << " " << poison << " " << count;
+        EXPECT_EQ(cache->tokens(), 0) << name;
+      }
+      auto record = engine->MakeRecord({});
+      ASSERT_TRUE(record.ok());
+      std::vector<float> logits;
+      const Status status = engine->Extend(record->get(), tokens, &logits);
+      EXPECT_EQ(status.code(), StatusCode::kInternal) << name << " " << poison << ": " << status.message();
+    }
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 
 #include "ggml-cpp.h"
@@ -88,9 +89,9 @@ void SetMetadata(const TinySpec& spec, gguf_context* file) {
   if (spec.original_context > 0) integer("rope.scaling.original_context_length", spec.original_context);
 }
 
-// Norms near one, matrices that keep the activations' size, factors as given.
-std::vector<float> Values(const TinySpec& spec, const TinyTensor& tensor, Random* random) {
-  std::vector<float> values(static_cast<size_t>(tensor.ne0 * tensor.ne1));
+// Norms near one, matrices that keep the activations' size, factors as given: `count` of them.
+std::vector<float> Values(const TinySpec& spec, const TinyTensor& tensor, int64_t count, Random* random) {
+  std::vector<float> values(static_cast<size_t>(count));
   if (tensor.name == "rope_freqs.weight") {
     std::copy(spec.freq_factors.begin(), spec.freq_factors.end(), values.begin());
   } else {
@@ -99,7 +100,7 @@ std::vector<float> Values(const TinySpec& spec, const TinyTensor& tensor, Random
     const double size = norm ? 0.1 : vector ? 0.3 : 1.5 / std::sqrt(static_cast<double>(tensor.ne0));
     for (float& value : values) value = static_cast<float>((norm ? 1.0 : 0.0) + size * random->Gaussian());
   }
-  if (tensor.poisoned) values[0] = std::numeric_limits<float>::quiet_NaN();
+  if (tensor.poisoned) values[static_cast<size_t>(tensor.poison_at)] = tensor.poison;
   return values;
 }
 
@@ -138,7 +139,7 @@ std::string WriteTinyModel(const ScratchDirectory& directory, const std::string&
     ggml_tensor* made = tensor.ne1 == 1 ? ggml_new_tensor_1d(context.get(), tensor.type, tensor.ne0)
                                         : ggml_new_tensor_2d(context.get(), tensor.type, tensor.ne0, tensor.ne1);
     ggml_set_name(made, tensor.name.c_str());
-    const std::vector<float> values = Values(spec, tensor, &random);
+    const std::vector<float> values = Values(spec, tensor, tensor.ne0 * tensor.ne1, &random);
     // Some types want to know which inputs matter: all alike.
     const std::vector<float> importance(static_cast<size_t>(tensor.ne0), 1.0f);
     ggml_quantize_chunk(tensor.type, values.data(), made->data, 0, tensor.ne1, tensor.ne0,
@@ -161,6 +162,53 @@ std::string WriteTinyModel(const ScratchDirectory& directory, const std::string&
     gguf_write_to_file(file.get(), directory.File(PartName(stem, part, spec.parts)).c_str(), /*only_meta=*/false);
   }
   return directory.File(PartName(stem, 0, spec.parts));
+}
+
+Status WriteLargeModel(const std::string& path, const TinySpec& spec) {
+  std::vector<TinyTensor> tensors = Tensors(spec);
+  if (spec.edit_tensors) spec.edit_tensors(&tensors);
+  const ggml_context_ptr context(
+      ggml_init({tensors.size() * ggml_tensor_overhead() + 4096, nullptr, /*no_alloc=*/true}));
+  const gguf_context_ptr file(gguf_init_empty());
+  SetMetadata(spec, file.get());
+  if (spec.edit_metadata) spec.edit_metadata(file.get());
+  for (const TinyTensor& tensor : tensors) {
+    ggml_tensor* made = tensor.ne1 == 1 ? ggml_new_tensor_1d(context.get(), tensor.type, tensor.ne0)
+                                        : ggml_new_tensor_2d(context.get(), tensor.type, tensor.ne0, tensor.ne1);
+    ggml_set_name(made, tensor.name.c_str());
+    gguf_add_tensor(file.get(), made);
+  }
+  const Status failed = Internal(path + " cannot be written");
+  if (!gguf_write_to_file(file.get(), path.c_str(), /*only_meta=*/true)) return failed;
+  std::ofstream out(path, std::ios::binary | std::ios::app);
+  int64_t written = 0;  // of the data section
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TinyTensor& tensor = tensors[i];
+    const auto at = static_cast<int64_t>(gguf_get_tensor_offset(file.get(), static_cast<int64_t>(i)));
+    const std::vector<char> padding(static_cast<size_t>(at - written), 0);
+    out.write(padding.data(), at - written);
+    const int64_t row_bytes = static_cast<int64_t>(ggml_row_size(tensor.type, tensor.ne0));
+    std::vector<char> data(static_cast<size_t>(row_bytes * tensor.ne1));
+    // Rows are stretches of one pool of random numbers, each from another place.
+    constexpr int64_t kPool = int64_t{1} << 20, kStep = 7919;
+    const int64_t spare = tensor.ne1 == 1 ? 0 : std::min(kPool, tensor.ne0 * tensor.ne1);
+    Random random(spec.seed + i);
+    const std::vector<float> pool = Values(spec, tensor, tensor.ne0 + spare, &random);
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < tensor.ne1; ++row) {
+      const int64_t from = row * kStep % (spare + 1);
+      const std::vector<float> importance(static_cast<size_t>(tensor.ne0), 1.0f);
+      ggml_quantize_chunk(tensor.type, pool.data() + from, data.data() + row * row_bytes, 0, 1, tensor.ne0,
+                          ggml_quantize_requires_imatrix(tensor.type) ? importance.data() : nullptr);
+    }
+    out.write(data.data(), static_cast<std::streamsize>(data.size()));
+    written = at + static_cast<int64_t>(data.size());
+  }
+  const auto alignment = static_cast<int64_t>(gguf_get_alignment(file.get()));
+  const std::vector<char> padding(static_cast<size_t>((alignment - written % alignment) % alignment), 0);
+  out.write(padding.data(), static_cast<std::streamsize>(padding.size()));
+  out.close();
+  return out ? Status() : failed;
 }
 
 std::vector<int32_t> RandomTokens(int count, int vocab, uint64_t seed) {

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "anchorkv/status.h"
 #include "ggml.h"
 #include "gguf.h"
 
@@ -18,7 +20,9 @@ struct TinyTensor {
   int64_t ne0 = 0;
   int64_t ne1 = 1;
   ggml_type type = GGML_TYPE_F32;
-  bool poisoned = false;  // its first element is not a number
+  bool poisoned = false;  // its element poison_at is `poison`
+  int64_t poison_at = 0;
+  float poison = std::numeric_limits<float>::quiet_NaN();
 };
 
 struct TinySpec {
@@ -63,6 +67,10 @@ class ScratchDirectory {
 
 // Writes the model as `stem`.gguf, or its parts, and returns the path to give to a loader.
 std::string WriteTinyModel(const ScratchDirectory& directory, const std::string& stem, const TinySpec& spec);
+
+// The same for models of any size, one file: a tensor is made and written at a time, on all threads, from fewer random
+// numbers than it has elements. `path` is replaced. kInternal where it cannot be written.
+Status WriteLargeModel(const std::string& path, const TinySpec& spec);
 
 // Seeded tokens below `vocab`.
 std::vector<int32_t> RandomTokens(int count, int vocab, uint64_t seed);

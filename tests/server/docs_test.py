@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the curl lines of docs/server.md and README.md as they are printed, but for the port.
+"""Runs the curl lines of docs/server.md and docs/quickstart.md as they are printed, but for the port.
 
     tests/server/docs_test.py PROGRAM MODEL
 """
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
 def blocks():
-    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("docs/server.md", "README.md"))
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("docs/server.md", "docs/quickstart.md"))
     return [block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "curl " in block]
 
 

@@ -140,9 +140,25 @@ TEST_F(HttpTest, StreamsSayWhatAnswersSay) {
     const Json& choice = whole["choices"][0];
     EXPECT_EQ(text, choice.contains("text") ? choice["text"] : choice["message"]["content"]);
     EXPECT_EQ(last["choices"][0]["finish_reason"], choice["finish_reason"]);
-    EXPECT_EQ(last["kv"]["bytes"], whole["kv"]["bytes"]);
+    EXPECT_EQ(last["kv"]["resident_bytes"], whole["kv"]["bytes"]);
     EXPECT_NE(stream->body.find("\"usage\":" + std::string("{\"prompt_tokens\":")), std::string::npos);
   }
+}
+
+// The tiny model's tokens are single bytes; as names of fields they must differ, whatever they are.
+TEST_F(HttpTest, NamesOfAlternativesAreDistinct) {
+  Start();
+  const auto result =
+      client_->Post("/v1/completions", R"({"prompt": "Hello", "max_tokens": 30, "logprobs": 20, "seed": 1})", kJson);
+  ASSERT_TRUE(result);
+  ASSERT_EQ(result->status, 200) << result->body;
+  const Json logprobs = Json::parse(result->body)["choices"][0]["logprobs"];
+  bool some_bytes = false;
+  for (const Json& top : logprobs["top_logprobs"]) {
+    EXPECT_EQ(top.size(), 20u);  // equal names would have become one
+    for (const auto& [name, value] : top.items()) some_bytes |= name.rfind("bytes:\\x", 0) == 0;
+  }
+  EXPECT_TRUE(some_bytes);
 }
 
 TEST_F(HttpTest, Contexts) {
@@ -172,6 +188,8 @@ TEST_F(HttpTest, Contexts) {
   EXPECT_EQ(Post("/v1/chat/completions", question)["choices"], answer["choices"]);
   EXPECT_EQ(client_->Post("/v1/contexts?kv_ratio=x", "text", "text/plain")->status, 400);
   EXPECT_EQ(client_->Post("/v1/contexts", "\xff\xfe", "text/plain")->status, 400);
+  // A query that would not be read is no query to pass over in silence.
+  EXPECT_EQ(Post("/v1/contexts?kv_ratio=2", R"({"text": "a"})", 400)["error"]["param"], "kv_ratio");
   EXPECT_EQ(client_->Post("/v1/contexts", "garbage", "application/octet-stream")->status, 400);
 }
 
@@ -189,6 +207,22 @@ TEST_F(HttpTest, KeysAndOrigins) {
   const std::string own = "http://127.0.0.1:" + std::to_string(server_->port());
   EXPECT_EQ(client_->Get("/v1/models", httplib::Headers{{"Origin", own}})->status, 200);
   EXPECT_NE(server_->Messages().find("listening"), std::string::npos);
+}
+
+TEST_F(HttpTest, OtherMethodsAreNamed) {
+  Start();
+  for (const char* method : {"PUT", "PATCH", "OPTIONS", "TRACE", "QUERY", "DELETE"}) {
+    httplib::Request request;
+    request.method = method;
+    request.path = "/v1/models?x=1";
+    const httplib::Result result = client_->send(request);
+    ASSERT_TRUE(result) << method;
+    EXPECT_EQ(result->status, 405) << method;
+    EXPECT_EQ(result->get_header_value("Allow"), "GET, HEAD") << method;
+    EXPECT_NE(result->body.find(std::string("there is no ") + method + " /v1/models; allowed is GET, HEAD"),
+              std::string::npos)
+        << result->body;
+  }
 }
 
 TEST_F(HttpTest, Limits) {

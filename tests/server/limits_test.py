@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Everything that a request can grow has a limit, and nothing in a request gets out of its place: sizes, counts, nesting,
-names of contexts, headers. With --slow, bodies and headers that come a byte at a time too (a minute).
+names of contexts, headers, connections. With --slow, bodies that come a byte at a time and answers that nobody reads, too
+(two minutes).
 
     tests/server/limits_test.py PROGRAM MODEL [--slow]
 """
@@ -89,6 +90,12 @@ def check_heads(server):
                  f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nx"):
         status, _, _ = raw(server, data.encode("latin-1") + b"", timeout=3)
         assert status is None or status >= 400 or "Content-Length" in data, (data[:60], status)
+    # The body of a request that cannot be read is not the next request.
+    for first in (f"QUERY /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: {len(head) + 2}\r\n\r\n",
+                  f"GET /nowhere HTTP/1.1\r\nHost : a\r\nContent-Length: {len(head) + 2}\r\n\r\n",
+                  f"GET  /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: {len(head) + 2}\r\n\r\n"):
+        status, _, body = raw(server, (first + head + "\r\n").encode("latin-1"), timeout=3)
+        assert status in (400, 404, 405) and '"ok"' not in body, (first, status, body)
     # A body that ends too soon.
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{{".encode())
@@ -103,7 +110,7 @@ def check_names(server, folder):
         for method in ("GET", "DELETE"):
             for tail in ("", "/file"):
                 status, _, body = raw(server, get(f"/v1/contexts/{name}{tail}").replace(b"GET", method.encode(), 1))
-                assert status in (400, 404), (name, status, body)
+                assert status in (400, 404, 405), (name, status, body)
                 assert "not for everyone" not in body and "root:" not in body
     assert secret.exists()
     for path in ("/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/page.html/../x"):
@@ -142,6 +149,82 @@ def drip(server, head, seconds, answers):
     answers.append((time.monotonic() - begin, answer))
 
 
+def ends(connection, data=b"", seconds=90):
+    """Sends a byte of the data now and then, over and over; whether the server ends the connection in time."""
+    begin, at = time.monotonic(), 0
+    connection.settimeout(0.2)
+    while time.monotonic() - begin < seconds:
+        try:
+            if not connection.recv(4096):
+                return True
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            return True
+        if data:
+            try:
+                connection.sendall(data[at % len(data):][:1])
+                at += 1
+            except ConnectionError:
+                return True
+    return False
+
+
+def check_connections(program, model):
+    """Clients that say nothing, or say it slowly, do not keep others out, and are sent away."""
+    with Server(program, model, "-t", "1", "--threads-http", "4", "--timeout", "3") as server:
+        posts = [f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n".encode()
+                 for path in (CHAT, "/nowhere", "/completion", "/health", "/v1/contexts/x")]
+        heads = [b""] * 40 + [b"G", b"GET /health HTTP/1.1\r\nX: "] * 5 + posts * 2
+        connections = []
+        for head in heads:
+            connection = socket.create_connection(("127.0.0.1", server.port))
+            connection.sendall(head)
+            connections.append((connection, b"" if not head else b"a"))
+        assert alive(server), "idle and slow clients keep the others out"
+        results = []
+        threads = [threading.Thread(target=lambda c=c, d=d: results.append(ends(c, d))) for c, d in connections]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(results) == len(heads) and all(results), results
+        assert alive(server)
+        assert server.stop() == 0
+
+
+def check_address(program, model):
+    """Loopback unless told otherwise; a warning where others may come in without a key."""
+    def warns(*more):
+        with Server(program, model, *more) as server:
+            return re.search(r"listening on http://([\d.]+):", server.messages()).group(1), "warning" in server.messages()
+    assert warns() == ("127.0.0.1", False)
+    assert warns("--host", "0.0.0.0") == ("0.0.0.0", True)
+    assert warns("--host", "0.0.0.0", "--api-key", "a") == ("0.0.0.0", False)
+
+
+def check_unread(program, model):
+    """Answers that are not read are given up. Many are asked for at once: the first ones fit into the buffers between."""
+    with Server(program, model, "-t", "1", "--kv-min-tokens", "64", "--timeout", "1") as server:
+        status, made = server.request("POST", "/v1/contexts", {"text": "word " * 800, "kv_ratio": 8})
+        assert status == 200, made
+        path, count = f"/v1/contexts/{made['id']}/file", 200
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() * count)
+            time.sleep(20)
+            connection.settimeout(5)
+            got = 0
+            try:
+                while part := connection.recv(65536):
+                    got += len(part)
+            except ConnectionError:
+                pass
+        assert 0 < got < count * made["kv"]["resident_bytes"], (got, made)
+        assert alive(server)
+
+
 def check_slow(server):
     answers = []
     body = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n{{".encode()
@@ -173,6 +256,11 @@ def main():
                 check_heads(server)
                 check_names(server, folder)
             assert server.stop() == 0
+    if "--slow" in sys.argv:
+        check_unread(program, model)
+    else:
+        check_connections(program, model)
+        check_address(program, model)
     print("every limit holds")
 
 

@@ -91,6 +91,7 @@ TEST(Request, RefusesWithTheFieldAndWhatIsAllowed) {
   ExpectRefused(With(R"("stream": "yes")"), "true or false", "stream");
   ExpectRefused(With(R"("stream_options": {"include_usage": 1})"), "stream_options.include_usage");
   ExpectRefused(With(R"("n": 2)"), "n is 2", "n");
+  ExpectRefused(With(R"("n": [])"), "n is an array", "n");  // nothing is not one
   ExpectRefused(With(R"("tools": [{"type": "function"}])"), "tools are not supported", "tools");
   ExpectRefused(With(R"("response_format": {"type": "json_object"})"), "response_format");
   ExpectRefused(With(R"("kv_ratio": 0.5)"), "kv_ratio is 0.5", "kv_ratio");

@@ -343,6 +343,43 @@ TEST(Service, EightAtOnceAnswerAsOneAtATime) {
   }
 }
 
+// A model that makes something that is no number of one byte: requests that hold it fail and say so, those beside and
+// behind them are answered as by a sound model.
+TEST(Service, NumbersThatAreNotFiniteFailOneRequest) {
+  ServingOptions options;
+  options.scheduler.parallel = 4;
+  options.pool_bytes = 1 << 24;
+  Serving sound(options);
+  options.poisoned = '#';
+  Serving serving(options);
+  std::vector<std::string> bodies;
+  for (int i = 0; i < 6; ++i) {
+    const bool bad = i % 3 == 1;
+    bodies.push_back(ChatBody(Words(i < 3 ? 5 : 80, i), bad ? "Why #?" : "Why?", i % 2 == 0 ? kCompressed : ""));
+  }
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const std::string& body : bodies) {
+    Parsed<std::shared_ptr<Job>> job = serving.service().ChatJob(body);
+    ASSERT_TRUE(job.ok());
+    jobs.push_back(*job);
+    ASSERT_FALSE(serving.scheduler().Submit(*job));
+  }
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const Serving::Answer answer = Serving::Collect(jobs[i].get());
+    if (i % 3 == 1) {
+      ASSERT_TRUE(answer.failure) << i;
+      EXPECT_EQ(answer.failure->http_status, 500);
+      EXPECT_NE(answer.failure->message.find("not a finite number"), std::string::npos) << answer.failure->message;
+    } else {
+      EXPECT_EQ(answer.text, sound.Chat(bodies[i]).text) << i;
+    }
+  }
+  // An upload fails too, and leaves nothing that a later one could find.
+  const std::string text = Words(100, 3);
+  EXPECT_TRUE(serving.Complete(R"({"prompt": "a # b", "max_tokens": 2})").failure);
+  EXPECT_EQ(serving.Chat(bodies[0]).text, sound.Chat(bodies[0]).text);
+}
+
 // A prompt whose answer goes on and on.
 std::string Endless(Serving* serving) {
   for (int i = 0;; ++i) {

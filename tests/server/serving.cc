@@ -10,7 +10,7 @@
 namespace anchorkv::server {
 
 Serving::Serving(const ServingOptions& o, std::unique_ptr<ContextStore> second) {
-  model_ = test::WriteTinyChatModel(directory_, "tiny");
+  model_ = test::WriteTinyChatModel(directory_, "tiny", 4096, o.poisoned);
   tokenizer_ = std::move(Tokenizer::Load(model_)).value();
   EngineOptions engine_options;
   engine_options.threads = o.threads;

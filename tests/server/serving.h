@@ -19,6 +19,7 @@ struct ServingOptions {
   int64_t min_tokens = 64;
   int64_t tail = 0;  // --kv-tail
   int threads = 1;
+  int poisoned = -1;  // a token that the model cannot bear
 };
 
 class Serving {

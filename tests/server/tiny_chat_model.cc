@@ -46,12 +46,18 @@ void AddTokenizer(gguf_context* file) {
 
 }  // namespace
 
-std::string WriteTinyChatModel(const ScratchDirectory& directory, const std::string& stem, int context) {
+std::string WriteTinyChatModel(const ScratchDirectory& directory, const std::string& stem, int context, int poisoned) {
   TinySpec spec;
   spec.vocab = kTinyChatVocab;
   spec.context = context;
   spec.own_output = true;
   spec.edit_metadata = AddTokenizer;
+  spec.edit_tensors = [&](std::vector<TinyTensor>* tensors) {
+    for (TinyTensor& tensor : *tensors) {
+      tensor.poisoned = poisoned >= 0 && tensor.name == "token_embd.weight";
+      tensor.poison_at = tensor.poisoned ? poisoned * tensor.ne0 + 3 : 0;
+    }
+  };
   return WriteTinyModel(directory, stem, spec);
 }
 

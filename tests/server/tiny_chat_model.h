@@ -10,7 +10,8 @@ namespace anchorkv::test {
 
 inline constexpr int kTinyChatVocab = 260;
 
-// Writes the model and returns its path.
-std::string WriteTinyChatModel(const ScratchDirectory& directory, const std::string& stem, int context = 4096);
+// Writes the model and returns its path. poisoned: a token whose embedding is not a number, or -1.
+std::string WriteTinyChatModel(const ScratchDirectory& directory, const std::string& stem, int context = 4096,
+                               int poisoned = -1);
 
 }  // namespace anchorkv::test

@@ -125,6 +125,36 @@ class CheckDocs(Scratch):
         self.assertEqual(self.problems("`Suite.Name`\n"), 0)
         self.assertEqual(self.problems("`Suite.Other`\n"), 1)
 
+    def test_addresses(self):
+        for right in ("https://arxiv.org/abs/1", "http://127.0.0.1:8080/x?a=b#c", "mailto:a@b.example"):
+            self.assertEqual(self.problems(f"[x]({right})\n"), 0, right)
+        for wrong in ("https:/arxiv.org", "https://", "htp://a.example", "mailto:nobody"):
+            self.assertEqual(self.problems(f"[x]({wrong})\n"), 1, wrong)
+
+    def test_list_of_pages(self):
+        self.write("docs/README.md", "[x](other.md#a-heading)\n")
+        self.assertEqual(self.problems(""), 0)
+        self.write("docs/lost.md", "# Lost\n")
+        self.assertEqual(self.problems(""), 1)
+
+    def test_options_of_commands(self):
+        self.write("docs/cli.md", "## anchorkv run\n\n```text\nOptions:\n  -m,--model FILE REQUIRED  The model (-mm, or so)\n"
+                   "  --kv-ratio R              (default 4)\n```\n")
+        self.write("tools/fetch", "parser.add_argument('--seed')\n")
+        self.write("build/bin/anchorkv", "")
+
+        def block(line):
+            return self.problems(f"```sh\n{line}\n```\n")
+
+        for right in ("build/bin/anchorkv run -m A --kv-ratio 4 -n1", "anchorkv run --model=A | less -R", "anchorkv --version",
+                      "anchorkv run -mm a \\\n  --kv-ratio -1", "tools/fetch --seed 1 && other --option", "curl -s x",
+                      "A=b anchorkv run -m 'x | --no'", "./quick --help", "# anchorkv run --no", "x=$(tools/fetch --seed 1)"):
+            self.assertEqual(block(right.replace(" -n1", "")), 0, right)
+        for wrong in ("anchorkv run --kv-ration 4", "anchorkv walk", "anchorkv run -m A -x", "tools/fetch --sed 1", "./quick -q",
+                      "cd / && anchorkv run --no", "tools/missing"):
+            self.assertEqual(block(wrong), 1, wrong)
+        self.assertEqual(self.problems("Text:\n\n    anchorkv run --no\n"), 1)
+
 
 class GetModel(Scratch):
     def test_unknown_name_lists_the_known(self):

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "backend/cuda/check.h"
+#include "base/alloc_guard.h"
 #include "baseline/each_layer.h"
-#include "codec/alloc_guard.h"
 #include "codec/codec.h"
 #include "runtime/cuda/ops.h"
 #include "runtime/cuda/prompt_run.h"

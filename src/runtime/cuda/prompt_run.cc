@@ -8,6 +8,7 @@
 #include "backend/cuda/check.h"
 #include "runtime/cuda/ops.h"
 #include "runtime/cuda/prefill_attention.h"
+#include "runtime/logit_check.h"
 
 namespace anchorkv::cuda {
 namespace {
@@ -108,6 +109,7 @@ Status PromptRun::Run(std::vector<float>* logits, Engine::PrefillTiming* timing,
     logits->resize(static_cast<size_t>(info.vocab));
     AKV_RETURN_IF_ERROR(Download(logits->data(), row.data(), row.size_bytes(), parts.stream));
     AKV_RETURN_IF_ERROR(Synchronize(parts.stream));
+    AKV_RETURN_IF_ERROR(CheckLogits(*logits, tokens_ - 1));
   }
   spent.prefill_s += SecondsSince(start);
   if (timing != nullptr) *timing = spent;
