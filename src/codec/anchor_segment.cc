@@ -26,24 +26,19 @@ double CountedShare(const AnchorView& view, Side side) {
 
 AnchorSegment::AnchorSegment(const AnchorLayout& layout, AlignedBuffer bytes, int64_t first_position,
                              const Backend& backend, const RopeTable& rope)
-    : layout_(layout),
-      bytes_(std::move(bytes)),
-      first_position_(first_position),
-      backend_(&backend),
-      rope_(&rope),
-      residual_share_{CountedShare(view(), kKeys), CountedShare(view(), kValues)} {}
+    : PackedSegment(layout, std::move(bytes), first_position, backend, rope, &CountedShare) {}
 
 size_t AnchorSegment::scratch_bytes(int rows) const {
-  return backend_->AttendScratchBytes(layout_.head_dim, rows, layout_.anchors);
+  return backend().AttendScratchBytes(layout().head_dim, rows, layout().anchors);
 }
 
 void AnchorSegment::Attend(int kv_head, const QueryRows& queries, int64_t first, int64_t last, const StateRows& out,
                            void* scratch) const noexcept {
-  backend_->AttendAnchor(view(), *rope_, kv_head, queries, first, last, out, scratch);
+  backend().AttendAnchor(view(), rope(), kv_head, queries, first, last, out, scratch);
 }
 
 Status AnchorSegment::Dequantize(HeadsView<float> keys, HeadsView<float> values) const {
-  return backend_->Dequantize(view(), *rope_, keys, values);
+  return backend().Dequantize(view(), rope(), keys, values);
 }
 
 }  // namespace anchorkv

@@ -28,32 +28,27 @@ double CodedShare(const SpectralView& view, Side side) {
 
 SpectralSegment::SpectralSegment(const SpectralLayout& layout, AlignedBuffer bytes, int64_t first_position,
                                  const Backend& backend, const RopeTable& rope)
-    : layout_(layout),
-      bytes_(std::move(bytes)),
-      first_position_(first_position),
-      backend_(&backend),
-      rope_(&rope),
-      coded_share_{CodedShare(view(), kKeys), CodedShare(view(), kValues)} {}
+    : PackedSegment(layout, std::move(bytes), first_position, backend, rope, &CodedShare) {}
 
 size_t SpectralSegment::scratch_bytes(int rows) const {
-  return backend_->AttendSpectralScratchBytes(layout_.head_dim, rows);
+  return backend().AttendSpectralScratchBytes(layout().head_dim, rows);
 }
 
 void SpectralSegment::Attend(int kv_head, const QueryRows& queries, int64_t first, int64_t last, const StateRows& out,
                              void* scratch) const noexcept {
-  backend_->AttendSpectral(view(), *rope_, kv_head, queries, first, last, out, scratch);
+  backend().AttendSpectral(view(), rope(), kv_head, queries, first, last, out, scratch);
 }
 
 Status SpectralSegment::Dequantize(HeadsView<float> keys, HeadsView<float> values) const {
   for (const HeadsView<float>& view : {keys, values}) {
-    if (view.heads != layout_.kv_heads || view.tokens != layout_.tokens || view.head_dim != layout_.head_dim) {
+    if (view.heads != layout().kv_heads || view.tokens != layout().tokens || view.head_dim != layout().head_dim) {
       return InvalidArgument("the output does not have the segment's shape");
     }
   }
 #pragma omp parallel for collapse(2) schedule(static)
-  for (int head = 0; head < layout_.kv_heads; ++head) {
-    for (int64_t t = 0; t < layout_.tokens; ++t) {
-      DecodeSpectralKey(view(), *rope_, head, t, keys.row(head, t));
+  for (int head = 0; head < layout().kv_heads; ++head) {
+    for (int64_t t = 0; t < layout().tokens; ++t) {
+      DecodeSpectralKey(view(), rope(), head, t, keys.row(head, t));
       DecodeSpectralValue(view(), head, t, values.row(head, t));
     }
   }
