@@ -56,7 +56,7 @@ typedef enum anchorkv_status {
 } anchorkv_status;
 
 /* "ok", "invalid argument", ...; "unknown status" for other numbers. */
-const char* anchorkv_status_name(anchorkv_status status);
+const char* anchorkv_status_name(int32_t status);
 /* What the last call of this thread that failed had to say; "" before the first. Valid until the thread's next failing
  * call. */
 const char* anchorkv_last_error(void);
@@ -189,8 +189,9 @@ typedef struct anchorkv_codec_options {
   int32_t value_basis;
 } anchorkv_codec_options;
 
-/* The options of a profile at ratio 4. Whoever wants another profile calls this again: its other options differ. */
-anchorkv_status anchorkv_codec_options_init(anchorkv_codec_options* options, size_t size, anchorkv_profile profile);
+/* The options of a profile (anchorkv_profile) at ratio 4. Whoever wants another profile calls this again: its other
+ * options differ. */
+anchorkv_status anchorkv_codec_options_init(anchorkv_codec_options* options, size_t size, int32_t profile);
 
 /* One layer of a prompt. */
 typedef struct anchorkv_layer {

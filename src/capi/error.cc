@@ -60,7 +60,7 @@ anchorkv_status FinishException() noexcept {
 
 extern "C" {
 
-const char* anchorkv_status_name(anchorkv_status status) {
+const char* anchorkv_status_name(int32_t status) {
   using anchorkv::capi::kNames;
   const auto index = static_cast<size_t>(status);
   return index < std::size(kNames) ? kNames[index] : "unknown status";

@@ -105,8 +105,7 @@ Result<CodecOptions> OptionsOf(const anchorkv_codec_options* options) {
 
 }  // namespace anchorkv::capi
 
-extern "C" anchorkv_status anchorkv_codec_options_init(anchorkv_codec_options* options, size_t size,
-                                                       anchorkv_profile profile) {
+extern "C" anchorkv_status anchorkv_codec_options_init(anchorkv_codec_options* options, size_t size, int32_t profile) {
   using namespace anchorkv;
   return capi::Call([&]() -> Status {
     AKV_ASSIGN_OR_RETURN(const anchorkv_codec_options defaults, capi::Defaults(profile));

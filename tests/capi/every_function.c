@@ -62,8 +62,8 @@ static void TestVersion(void) {
   EXPECT(strstr(anchorkv_features(), "SIMD") != NULL);
   EXPECT(strcmp(anchorkv_status_name(ANCHORKV_OK), "ok") == 0);
   EXPECT(strcmp(anchorkv_status_name(ANCHORKV_CANCELLED), "cancelled") == 0);
-  EXPECT(strcmp(anchorkv_status_name((anchorkv_status)99), "unknown status") == 0);
-  EXPECT(strcmp(anchorkv_status_name((anchorkv_status)-1), "unknown status") == 0);
+  EXPECT(strcmp(anchorkv_status_name(99), "unknown status") == 0);
+  EXPECT(strcmp(anchorkv_status_name(-1), "unknown status") == 0);
   EXPECT(strcmp(anchorkv_last_error(), "") == 0);
   EXPECT_ERROR(anchorkv_set_threads(0), ANCHORKV_INVALID_ARGUMENT, "threads is 0");
   EXPECT_OK(anchorkv_set_threads(2));
@@ -81,7 +81,7 @@ static void TestStructSizes(const anchorkv_rope* rope, const anchorkv_layer* lay
                "null");
   EXPECT_ERROR(anchorkv_codec_options_init(&options, 8, ANCHORKV_PROFILE_PAPER), ANCHORKV_INVALID_ARGUMENT,
                "the size of options is 8");
-  EXPECT_ERROR(anchorkv_codec_options_init(&options, sizeof options, (anchorkv_profile)9), ANCHORKV_INVALID_ARGUMENT,
+  EXPECT_ERROR(anchorkv_codec_options_init(&options, sizeof options, 9), ANCHORKV_INVALID_ARGUMENT,
                "profile is 9");
   EXPECT_OK(anchorkv_codec_options_init(&options, sizeof options, ANCHORKV_PROFILE_PAPER));
   EXPECT(options.size == sizeof options && options.profile == ANCHORKV_PROFILE_PAPER && options.window == 32);
