@@ -108,7 +108,7 @@ std::unique_ptr<PyCache> MakeCache(int layers, int q_heads, int kv_heads, const 
   config.head_dim = rope.table->head_dim();
   config.codec = OptionsFrom(ratio, profile, changes);
   config.tail_type = tail == "float16" ? DenseType::kF16 : DenseType::kF32;
-  config.tail_limit = tail_limit;
+  config.LimitTail(tail_limit);
   config.min_tokens = min_tokens;
   return std::make_unique<PyCache>(config, rope, BackendNamed("cpu"));
 }

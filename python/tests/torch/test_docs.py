@@ -1,4 +1,4 @@
-"""The Python examples of README.md and docs/python.md run as they stand."""
+"""The Python examples of docs/quickstart.md and docs/python.md run as they stand."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ def blocks(name):
 
 class DocsTest(unittest.TestCase):
     def test_transformers_examples(self):
-        found = [block for name in ("README.md", "docs/python.md") for block in blocks(name) if "AnchorKVCache" in block]
+        found = [block for name in ("docs/quickstart.md", "docs/python.md") for block in blocks(name) if "AnchorKVCache" in block]
         self.assertEqual(len(found), 2)
         for block in found:
             for name in ("llama", "qwen2", "gemma3"):
