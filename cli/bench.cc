@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <memory>
@@ -46,33 +45,19 @@ std::string ModelType(const ModelInfo& info) {
   return info.architecture + " " + size + " " + info.quantization;
 }
 
-// For model and caches; 0: all of the GPU's.
-struct MemoryBudget {
-  int64_t bytes = 0;
-  bool on_gpu = false;
-};
-
-// A copy in memory of its own.
-Result<SegmentImage> CopyOf(const SegmentImage& image) {
-  AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, AlignedBuffer::Make(image.bytes.size(), "a copy of a cache"));
-  std::memcpy(bytes.data(), image.bytes.data(), image.bytes.size());
-  const auto owner = std::make_shared<const AlignedBuffer>(std::move(bytes));
-  SegmentImage copy = image;
-  copy.bytes = {owner->data(), owner->size_bytes()};
-  copy.owner = owner;
-  return copy;
-}
-
 // One case on one engine: caches filled to the depth, then the timed runs.
 class CaseRun {
  public:
-  CaseRun(Engine* engine, const BenchOptions& options, const BenchCase& wanted, const MemoryBudget& budget)
-      : engine_(engine), options_(options), case_(wanted), budget_(budget), random_(options.seed) {}
+  // `common`: what of the result does not depend on the case. `memory`: of the plan.
+  CaseRun(Engine* engine, const BenchOptions& options, const BenchCase& wanted, const BenchResult& common,
+          int64_t memory)
+      : engine_(engine), options_(options), case_(wanted), common_(common), memory_(memory), random_(options.seed) {}
 
   Result<BenchResult> Run() {
     ResetPeakRss();
     const int64_t before = GetAllocationStats().current_bytes;
-    BenchResult result;
+    BenchResult result = common_;
+    result.test_time = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
     if (case_.depth > 0) {
       AKV_RETURN_IF_ERROR(Fill(Tokens(case_.depth), &result));
       if (case_.generate > 0) AKV_RETURN_IF_ERROR(Multiply(before));
@@ -152,7 +137,7 @@ class CaseRun {
       if (Interrupted()) return Cancelled("interrupted");
       std::vector<SegmentImage> own;
       for (const SegmentImage& image : stored) {
-        AKV_ASSIGN_OR_RETURN(SegmentImage copy, CopyOf(image));
+        AKV_ASSIGN_OR_RETURN(SegmentImage copy, CopyImage(image));
         own.push_back(std::move(copy));
       }
       AKV_ASSIGN_OR_RETURN(auto cache, engine_->Restore(caches_.front()->config(), own));
@@ -164,15 +149,12 @@ class CaseRun {
 
   // Of the budget, beside the model and the first cache.
   Result<int64_t> MemoryLeft() const {
-    if (!budget_.on_gpu) {
-      if (budget_.bytes == 0) return InvalidArgument("--memory-budget all is for a GPU; give a number of bytes as 16G");
-      return budget_.bytes - engine_->info().file_bytes - GetAllocationStats().current_bytes;
-    }
+    if (!common_.on_gpu) return memory_ - engine_->info().file_bytes - GetAllocationStats().current_bytes;
     AKV_ASSIGN_OR_RETURN(const GpuInfo gpu, QueryGpu());
     // What steps of many sequences need besides.
     constexpr double kUsable = 0.97;
     const auto total = static_cast<int64_t>(kUsable * static_cast<double>(gpu.total_bytes));
-    const int64_t bytes = budget_.bytes == 0 ? total : std::min(budget_.bytes, total);
+    const int64_t bytes = memory_ == 0 ? total : std::min(memory_, total);
     return bytes - (gpu.total_bytes - gpu.free_bytes);
   }
 
@@ -217,7 +199,8 @@ class CaseRun {
   Engine* engine_;
   const BenchOptions& options_;
   BenchCase case_;
-  MemoryBudget budget_;
+  const BenchResult& common_;
+  int64_t memory_;
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<KvCache>> caches_;
   std::vector<float> logits_;
@@ -254,6 +237,9 @@ Status RunModel(const BenchOptions& options, const BenchPlan& plan, const std::s
   AKV_ASSIGN_OR_RETURN(const ModelInfo info, ReadModelInfo(model));
   EngineOptions engine_options;
   AKV_ASSIGN_OR_RETURN(engine_options.device, ResolveDevice(options.device, info.layers));
+  if (options.memory_budget == "all" && engine_options.device == Device::kCpu) {
+    return InvalidArgument("--memory-budget all is for a GPU; give a number of bytes as 16G");
+  }
   engine_options.threads = threads;
   engine_options.chunk = options.chunk;
   engine_options.max_context = plan.context;
@@ -261,24 +247,13 @@ Status RunModel(const BenchOptions& options, const BenchPlan& plan, const std::s
   const BenchResult common = Describe(*engine, options, engine_options.device, model);
   for (const BenchCase& wanted : plan.cases) {
     if (options.progress) std::fprintf(stderr, "anchorkv: %s: %s\n", model.c_str(), TestName(wanted).c_str());
-    const std::time_t now = std::time(nullptr);
-    Result<BenchResult> run = CaseRun(engine.get(), options, wanted, {plan.memory, common.on_gpu}).Run();
-    if (!run.ok() && run.status().code() == StatusCode::kInfeasible) {
-      std::fprintf(stderr, "anchorkv: %s left out: %s\n", TestName(wanted).c_str(), run.status().message().c_str());
+    const Result<BenchResult> result = CaseRun(engine.get(), options, wanted, common, plan.memory).Run();
+    if (result.status().code() == StatusCode::kInfeasible) {
+      std::fprintf(stderr, "anchorkv: %s left out: %s\n", TestName(wanted).c_str(), result.status().message().c_str());
       continue;
     }
-    AKV_RETURN_IF_ERROR(run.status());
-    BenchResult result = common;
-    result.test_time = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now));
-    result.test = run->test;
-    result.samples_ns = std::move(run->samples_ns);
-    result.compress_ns = std::move(run->compress_ns);
-    result.compressed_tokens = run->compressed_tokens;
-    result.cache_bytes = run->cache_bytes;
-    result.dense_bytes = run->dense_bytes;
-    result.peak_bytes = run->peak_bytes;
-    result.buffer_peak_bytes = run->buffer_peak_bytes;
-    Print(printer->Row(result));
+    AKV_RETURN_IF_ERROR(result.status());
+    Print(printer->Row(*result));
     ++*measured;
   }
   return Status();

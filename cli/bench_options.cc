@@ -146,6 +146,10 @@ Result<BenchPlan> PlanBench(const BenchOptions& options) {
       if (!options.memory_budget.empty() && depth > 0) add({0, generate, depth, {}, 0});
     }
   }
+  const auto fills = [](const BenchCase& c) { return c.sequences == 0; };
+  if (!options.memory_budget.empty() && std::none_of(plan.cases.begin(), plan.cases.end(), fills)) {
+    return InvalidArgument("--memory-budget needs tests that generate at a depth: -n and -d above 0");
+  }
   if (plan.cases.empty()) return InvalidArgument("there is nothing to measure: -p and -n are 0");
   return plan;
 }

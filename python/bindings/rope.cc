@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "arrays.h"
-#include "cache/layer_calls.h"
+#include "codec/rotated_keys.h"
 
 namespace anchorkv::python {
 namespace {
@@ -50,7 +50,7 @@ NumpyFloats Turned(const PyRope& self, const AnyArray& rows, int64_t first_posit
       NewArray({static_cast<size_t>(view.heads), static_cast<size_t>(view.tokens), static_cast<size_t>(view.head_dim)});
   const HeadsView<float> to = ViewOf(out);
   nb::gil_scoped_release release;
-  TurnRows(rope, first_position, back ? Turn::kBackFrom : Turn::kTo, view, to);
+  TurnRows(rope, first_position, back ? RopeTurn::kBackFrom : RopeTurn::kTo, view, to);
   return out;
 }
 

@@ -14,8 +14,8 @@
 #include "arrays.h"
 #include "base/aligned_buffer.h"
 #include "cache/borrowed_attention.h"
-#include "cache/layer_calls.h"
 #include "codec/codec.h"
+#include "codec/rotated_keys.h"
 #include "options.h"
 #include "rope.h"
 #include "store/segment_file.h"
@@ -52,7 +52,7 @@ PySegment Compress(const AnyArray& keys, const AnyArray& values, const AnyArray&
       const HeadsView<const float> after = input.keys;
       turned.resize(static_cast<size_t>(after.heads * after.tokens * after.head_dim));
       const HeadsView<float> before = HeadMajor(turned.data(), after.heads, after.tokens, after.head_dim);
-      TurnRows(*rope.table, first_position, Turn::kBackFrom, after, before);
+      TurnRows(*rope.table, first_position, RopeTurn::kBackFrom, after, before);
       input.keys = before;
     }
     return CompressLayer(input, options, backend);

@@ -8,6 +8,7 @@
 
 #include "base/alloc_guard.h"
 #include "base/shape_text.h"
+#include "codec/rotated_keys.h"
 
 namespace anchorkv {
 namespace {
@@ -32,44 +33,23 @@ std::vector<float> TokenRows(const HeadsView<const float>& view) {
 
 }  // namespace
 
-void TurnRows(const RopeTable& rope, int64_t first, Turn turn, HeadsView<const float> from, HeadsView<float> to) {
-#pragma omp parallel for collapse(2) schedule(static)
-  for (int64_t h = 0; h < from.heads; ++h) {
-    for (int64_t t = 0; t < from.tokens; ++t) {
-      float* const row = to.row(h, t);
-      if (row != from.row(h, t)) {
-        std::memcpy(row, from.row(h, t), sizeof(float) * static_cast<size_t>(from.head_dim));
-      }
-      if (turn == Turn::kTo) {
-        rope.Rotate(first + t, row);
-      } else {
-        rope.Unrotate(first + t, row);
-      }
-    }
-  }
-}
-
 Status AddPromptLayer(HostKvCache* cache, const RopeTable& rope, int layer, HeadsView<const float> keys,
                       HeadsView<const float> values, HeadsView<const float> queries) {
-  if (cache->WouldCompress(keys.tokens)) {
-    LayerInput input;
-    input.layer = layer;
-    input.keys = keys;
-    input.values = values;
-    input.queries = queries;
-    input.first_position = cache->tokens();
-    return cache->AddPromptLayer(input);
-  }
+  LayerInput input;
+  input.layer = layer;
+  input.keys = keys;
+  input.values = values;
+  input.queries = queries;
+  input.first_position = cache->tokens();
+  if (cache->WouldCompress(keys.tokens)) return cache->AddPromptLayer(input);
   if (keys.head_dim != rope.head_dim() || cache->tokens() + keys.tokens > rope.max_position()) {
     return InvalidArgument("keys of head dim " + std::to_string(keys.head_dim) + " up to position " +
                            std::to_string(cache->tokens() + keys.tokens) + " do not fit the RoPE table");
   }
-  return GuardAllocation("a prompt's layer", [&] {
-    std::vector<float> rotated(static_cast<size_t>(keys.heads * keys.tokens * keys.head_dim));
-    const HeadsView<float> to = HeadMajor(rotated.data(), keys.heads, keys.tokens, keys.head_dim);
-    TurnRows(rope, cache->tokens(), Turn::kTo, keys, to);
-    return cache->AddPromptLayerDense(layer, to, values, queries);
-  });
+  input.rope = &rope;
+  AKV_ASSIGN_OR_RETURN(AlignedBuffer rotated, RotatedKeys(input));
+  return cache->AddPromptLayerDense(layer, HeadMajor(rotated.as<float>(), keys.heads, keys.tokens, keys.head_dim),
+                                    values, queries);
 }
 
 Status AttendLayer(HostKvCache* cache, int layer, int tokens, int threads, HeadsView<const float> keys,

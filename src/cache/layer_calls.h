@@ -11,11 +11,6 @@
 
 namespace anchorkv {
 
-// Copies rows and turns token t to position first + t, or back from it. Both views have one shape, the table's
-// head_dim; positions are the caller's to check. `from` and `to` may be the same memory.
-enum class Turn { kTo, kBackFrom };
-void TurnRows(const RopeTable& rope, int64_t first, Turn turn, HeadsView<const float> from, HeadsView<float> to);
-
 // One layer of a prompt, compressed where the cache compresses prompts of that length, exact otherwise: keys before
 // RoPE, values, window queries after RoPE. `rope` is the cache's. Errors as HostKvCache::AddPromptLayer.
 Status AddPromptLayer(HostKvCache* cache, const RopeTable& rope, int layer, HeadsView<const float> keys,

@@ -1,5 +1,5 @@
-#include "cache/layer_calls.h"
 #include "capi/internal.h"
+#include "codec/rotated_keys.h"
 
 namespace anchorkv::capi {
 namespace {
@@ -47,7 +47,8 @@ Result<RopeSpec> SpecOf(const anchorkv_rope_params& p) {
   return spec;
 }
 
-anchorkv_status TurnInPlace(const anchorkv_rope* rope, int64_t first, const anchorkv_mutable_view* rows, Turn turn) {
+anchorkv_status TurnInPlace(const anchorkv_rope* rope, int64_t first, const anchorkv_mutable_view* rows,
+                            RopeTurn turn) {
   return Call([&]() -> Status {
     AKV_RETURN_IF_ERROR(CheckGiven("rope", rope));
     AKV_ASSIGN_OR_RETURN(const HeadsView<float> view, Out("rows", rows));
@@ -90,12 +91,12 @@ void anchorkv_rope_free(anchorkv_rope* rope) { delete rope; }
 
 anchorkv_status anchorkv_rope_rotate(const anchorkv_rope* rope, int64_t first_position,
                                      const anchorkv_mutable_view* rows) {
-  return capi::TurnInPlace(rope, first_position, rows, Turn::kTo);
+  return capi::TurnInPlace(rope, first_position, rows, RopeTurn::kTo);
 }
 
 anchorkv_status anchorkv_rope_unrotate(const anchorkv_rope* rope, int64_t first_position,
                                        const anchorkv_mutable_view* rows) {
-  return capi::TurnInPlace(rope, first_position, rows, Turn::kBackFrom);
+  return capi::TurnInPlace(rope, first_position, rows, RopeTurn::kBackFrom);
 }
 
 }  // extern "C"

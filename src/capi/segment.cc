@@ -1,9 +1,9 @@
 // Compression of a layer, segments, estimates.
 #include <cstring>
 
-#include "cache/layer_calls.h"
 #include "capi/internal.h"
 #include "codec/codec.h"
+#include "codec/rotated_keys.h"
 #include "format/residual_code.h"
 
 namespace anchorkv::capi {
@@ -51,7 +51,7 @@ Result<anchorkv_segment> Compressed(const anchorkv_layer* from, const anchorkv_r
     const HeadsView<const float> after = input.keys;
     turned.resize(static_cast<size_t>(after.heads * after.tokens * after.head_dim));
     const HeadsView<float> before = HeadMajor(turned.data(), after.heads, after.tokens, after.head_dim);
-    TurnRows(table, layer.first_position, Turn::kBackFrom, after, before);
+    TurnRows(table, layer.first_position, RopeTurn::kBackFrom, after, before);
     input.keys = before;
   }
   AKV_ASSIGN_OR_RETURN(auto segment, CompressLayer(input, codec, BestBackend()));

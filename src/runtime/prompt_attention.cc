@@ -20,21 +20,17 @@ size_t StateBytes(int64_t rows, int64_t head_dim) {
   return Aligned(static_cast<size_t>(rows * (head_dim + 2)) * sizeof(float));
 }
 
-// Copies n floats; true if one of them is not a number or 2^126 and beyond: sums of two such may not be finite, and
-// keys are turned by RoPE.
-bool CopyAndCheck(const float* from, int64_t n, float* to) noexcept {
-  uint32_t worst = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    worst = std::max(worst, std::bit_cast<uint32_t>(from[i]) & 0x7f800000u);
-    to[i] = from[i];
-  }
-  return worst >= 0x7e800000u;
-}
-
+// Whether one of n floats is not a number or 2^126 and beyond: sums of two such may not be finite, and keys are turned
+// by RoPE.
 bool Broken(const float* row, int64_t n) noexcept {
   uint32_t worst = 0;
   for (int64_t i = 0; i < n; ++i) worst = std::max(worst, std::bit_cast<uint32_t>(row[i]) & 0x7f800000u);
   return worst >= 0x7e800000u;
+}
+
+bool CopyAndCheck(const float* from, int64_t n, float* to) noexcept {
+  std::copy_n(from, n, to);
+  return Broken(from, n);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "store/segment_image.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/alloc_guard.h"
@@ -117,6 +118,16 @@ std::string FormatName(SegmentFormat format) {
       return "adaptive";
   }
   return std::to_string(static_cast<uint32_t>(format));
+}
+
+Result<SegmentImage> CopyImage(const SegmentImage& image) {
+  return GuardAllocation("a copy of a segment", [&]() -> Result<SegmentImage> {
+    AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, AlignedBuffer::Make(image.bytes.size(), "a copy of a segment"));
+    std::copy(image.bytes.begin(), image.bytes.end(), bytes.data());
+    SegmentImage copy = image;
+    Own(std::move(bytes), &copy);
+    return copy;
+  });
 }
 
 SegmentImage RowsImage(int kv_heads, int head_dim, int64_t tokens, DenseType type, AlignedBuffer rows) {

@@ -48,6 +48,9 @@ SegmentImage RowsImage(int kv_heads, int head_dim, int64_t tokens, DenseType typ
 SegmentImage PackedImage(const AnchorLayout& layout, int64_t first_position, AlignedBuffer bytes);
 SegmentImage PackedImage(const SpectralLayout& layout, int64_t first_position, AlignedBuffer bytes);
 
+// The same image with bytes of its own. kOutOfMemory.
+Result<SegmentImage> CopyImage(const SegmentImage& image);
+
 // What a compressed segment in host memory holds; the image keeps the segment alive. kUnsupported for segments of other
 // methods than this project's own.
 Result<SegmentImage> ImageOf(std::shared_ptr<const StoredSegment> segment);

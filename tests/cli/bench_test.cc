@@ -156,6 +156,7 @@ TEST(BenchPlanTest, WhatIsWrongIsNamed) {
   EXPECT_NE(Text(Plan({"--sequences", "0"})).find("--sequences '0'"), std::string::npos);
   EXPECT_NE(Text(Plan({"--memory-budget", "much"})).find("--memory-budget is 'much'"), std::string::npos);
   EXPECT_NE(Text(Plan({"--memory-budget", "0"})).find("--memory-budget is 0"), std::string::npos);
+  EXPECT_NE(Text(Plan({"--memory-budget", "1G"})).find("--memory-budget needs tests"), std::string::npos);
   EXPECT_EQ(Text(Plan({"-p", "0", "-n", "0"})), "there is nothing to measure: -p and -n are 0");
   EXPECT_NE(Text(Plan({"-p", "x"})).find("-p 'x'"), std::string::npos);
   EXPECT_NE(Text(Plan({"-t", "1000"})).find("allowed are 0 to 512"), std::string::npos);
@@ -359,6 +360,10 @@ TEST_F(BenchProgramTest, BadCommandLines) {
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_TRUE(IsOneErrorLine(result.err)) << result.err;
   }
+  const ProgramResult all =
+      RunProgram({"bench", "-m", model_, "-p", "0", "-d", "700", "--memory-budget", "all", "--device", "cpu"});
+  EXPECT_EQ(all.exit_code, 2);
+  EXPECT_NE(all.err.find("--memory-budget all is for a GPU"), std::string::npos) << all.err;
   const ProgramResult missing = RunProgram({"bench", "-m", directory_.File("none.gguf"), "-o", "jsonl"});
   EXPECT_EQ(missing.exit_code, 1);
   EXPECT_TRUE(IsOneErrorLine(missing.err)) << missing.err;

@@ -104,6 +104,20 @@ std::vector<float> Values(const TinySpec& spec, const TinyTensor& tensor, int64_
   return values;
 }
 
+ggml_tensor* AddTensor(const TinyTensor& tensor, ggml_context* context) {
+  ggml_tensor* made = tensor.ne1 == 1 ? ggml_new_tensor_1d(context, tensor.type, tensor.ne0)
+                                      : ggml_new_tensor_2d(context, tensor.type, tensor.ne0, tensor.ne1);
+  ggml_set_name(made, tensor.name.c_str());
+  return made;
+}
+
+void StoreRows(const TinyTensor& tensor, const float* values, int64_t rows, void* out) {
+  // Some types want to know which inputs matter: all alike.
+  const std::vector<float> importance(static_cast<size_t>(tensor.ne0), 1.0f);
+  ggml_quantize_chunk(tensor.type, values, out, 0, rows, tensor.ne0,
+                      ggml_quantize_requires_imatrix(tensor.type) ? importance.data() : nullptr);
+}
+
 std::string PartName(const std::string& stem, int part, int parts) {
   if (parts == 1) return stem + ".gguf";
   char suffix[48];
@@ -136,15 +150,8 @@ std::string WriteTinyModel(const ScratchDirectory& directory, const std::string&
   Random random(spec.seed);
   std::vector<ggml_tensor*> data;
   for (const TinyTensor& tensor : tensors) {
-    ggml_tensor* made = tensor.ne1 == 1 ? ggml_new_tensor_1d(context.get(), tensor.type, tensor.ne0)
-                                        : ggml_new_tensor_2d(context.get(), tensor.type, tensor.ne0, tensor.ne1);
-    ggml_set_name(made, tensor.name.c_str());
-    const std::vector<float> values = Values(spec, tensor, tensor.ne0 * tensor.ne1, &random);
-    // Some types want to know which inputs matter: all alike.
-    const std::vector<float> importance(static_cast<size_t>(tensor.ne0), 1.0f);
-    ggml_quantize_chunk(tensor.type, values.data(), made->data, 0, tensor.ne1, tensor.ne0,
-                        ggml_quantize_requires_imatrix(tensor.type) ? importance.data() : nullptr);
-    data.push_back(made);
+    data.push_back(AddTensor(tensor, context.get()));
+    StoreRows(tensor, Values(spec, tensor, tensor.ne0 * tensor.ne1, &random).data(), tensor.ne1, data.back()->data);
   }
   for (int part = 0; part < spec.parts; ++part) {
     const gguf_context_ptr file(gguf_init_empty());
@@ -172,12 +179,7 @@ Status WriteLargeModel(const std::string& path, const TinySpec& spec) {
   const gguf_context_ptr file(gguf_init_empty());
   SetMetadata(spec, file.get());
   if (spec.edit_metadata) spec.edit_metadata(file.get());
-  for (const TinyTensor& tensor : tensors) {
-    ggml_tensor* made = tensor.ne1 == 1 ? ggml_new_tensor_1d(context.get(), tensor.type, tensor.ne0)
-                                        : ggml_new_tensor_2d(context.get(), tensor.type, tensor.ne0, tensor.ne1);
-    ggml_set_name(made, tensor.name.c_str());
-    gguf_add_tensor(file.get(), made);
-  }
+  for (const TinyTensor& tensor : tensors) gguf_add_tensor(file.get(), AddTensor(tensor, context.get()));
   const Status failed = Internal(path + " cannot be written");
   if (!gguf_write_to_file(file.get(), path.c_str(), /*only_meta=*/true)) return failed;
   std::ofstream out(path, std::ios::binary | std::ios::app);
@@ -196,10 +198,7 @@ Status WriteLargeModel(const std::string& path, const TinySpec& spec) {
     const std::vector<float> pool = Values(spec, tensor, tensor.ne0 + spare, &random);
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < tensor.ne1; ++row) {
-      const int64_t from = row * kStep % (spare + 1);
-      const std::vector<float> importance(static_cast<size_t>(tensor.ne0), 1.0f);
-      ggml_quantize_chunk(tensor.type, pool.data() + from, data.data() + row * row_bytes, 0, 1, tensor.ne0,
-                          ggml_quantize_requires_imatrix(tensor.type) ? importance.data() : nullptr);
+      StoreRows(tensor, pool.data() + row * kStep % (spare + 1), 1, data.data() + row * row_bytes);
     }
     out.write(data.data(), static_cast<std::streamsize>(data.size()));
     written = at + static_cast<int64_t>(data.size());
