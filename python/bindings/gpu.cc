@@ -64,12 +64,15 @@ struct PyCudaSegment {
   int min_parts() const { return spectral() ? cuda::kMinSpectralParts : 1; }
   int64_t dense_bytes() const { return int64_t{4} * kv_heads * tokens * head_dim(); }
 
+  cuda::DeviceSpectralSegment spectral_segment() const {
+    return {std::get<SpectralLayout>(layout), bytes.data(), first_position};
+  }
   Status Attend(const cuda::DeviceQueries& queries, const cuda::PartialStates& out, Stream stream) const {
     if (!spectral()) {
       return cuda::AttendAnchor({std::get<AnchorLayout>(layout), bytes.data(), first_position}, rope->rope(), queries,
                                 0, tokens, out, stream);
     }
-    const cuda::DeviceSpectralSegment segment{std::get<SpectralLayout>(layout), bytes.data(), first_position};
+    const cuda::DeviceSpectralSegment segment = spectral_segment();
     return cuda::DecodesSpectral(queries, head_dim())
                ? cuda::DecodeSpectral(segment, rope->rope(), queries, out, stream)
                : cuda::AttendSpectral(segment, rope->rope(), queries, 0, tokens, out, stream);
@@ -171,6 +174,33 @@ void Attend(const std::vector<const PyCudaSegment*>& segments, int head_dim, con
   rows.token_stride = q.token_stride;
   rows.head_stride = q.head_stride;
 
+  cuda::DeviceOutput result;
+  const auto& [address, kind, heads, count, head_stride, row_stride] = out;
+  result.data = reinterpret_cast<void*>(address);
+  result.type = ElementOf(kind);
+  result.token_stride = row_stride;
+  result.head_stride = head_stride;
+  // m, then l.
+  if (lse != 0) {
+    result.m = reinterpret_cast<float*>(lse);
+    result.l = result.m + rows.rows();
+  }
+  cuda::DeviceDense tail;
+  if (tail_rows > 0) {
+    tail.keys = HeadsOf(tail_keys, head_dim);
+    tail.values = HeadsOf(tail_values, head_dim);
+    tail.last = tail_rows;
+    tail.visible = tail_rows - q.tokens + 1;
+  }
+  if (segments.size() == 1 && segments[0]->spectral() && cuda::DecodesSpectral(rows, head_dim) &&
+      cuda::AttendsWithTail(tail)) {
+    const PyCudaSegment& segment = *segments[0];
+    const int parts = std::max(cuda::SplitCount(device, rows, segment.tokens), cuda::kMinSpectralParts);
+    Check(cuda::DecodeSpectralStep(segment.spectral_segment(), segment.rope->rope(), rows, tail,
+                                   StatesFor(stream, rows.rows(), head_dim, parts), result, stream));
+    return;
+  }
+
   std::vector<int> parts;
   int total = 0;
   for (const PyCudaSegment* segment : segments) {
@@ -185,23 +215,7 @@ void Attend(const std::vector<const PyCudaSegment*>& segments, int head_dim, con
     at += parts[i];
   }
   if (tail_rows > 0) {
-    cuda::DeviceDense tail;
-    tail.keys = HeadsOf(tail_keys, head_dim);
-    tail.values = HeadsOf(tail_values, head_dim);
-    tail.last = tail_rows;
-    tail.visible = tail_rows - q.tokens + 1;
     Check(cuda::AttendDense(tail, rows, cuda::Slice(states, head_dim, at, tail_parts), stream));
-  }
-  cuda::DeviceOutput result;
-  const auto& [address, kind, heads, count, head_stride, row_stride] = out;
-  result.data = reinterpret_cast<void*>(address);
-  result.type = ElementOf(kind);
-  result.token_stride = row_stride;
-  result.head_stride = head_stride;
-  // m, then l.
-  if (lse != 0) {
-    result.m = reinterpret_cast<float*>(lse);
-    result.l = result.m + rows.rows();
   }
   Check(cuda::MergeStates(states, {}, head_dim, static_cast<int>(q.heads), result, stream));
 }

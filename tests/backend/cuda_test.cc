@@ -329,6 +329,19 @@ class SpectralStep {
     AKV_RETURN_IF_ERROR(cuda::DecodeSpectral(segment_.segment(), segment_.rope(), queries(), states, stream));
     return Merge(states, stream);
   }
+  // The fused kernel with a tail behind the segment, and the three kernels that it stands for.
+  Status DecodeStep(int parts, const cuda::DeviceDense& tail, cuda::Stream stream) const {
+    return cuda::DecodeSpectralStep(segment_.segment(), segment_.rope(), queries(), tail,
+                                    cuda::Slice(states_.states(rows()), head_dim(), 0, parts), output(), stream);
+  }
+  Status DecodeApart(int parts, const cuda::DeviceDense& tail, cuda::Stream stream) const {
+    const cuda::PartialStates all = cuda::Slice(states_.states(rows()), head_dim(), 0, parts);
+    AKV_RETURN_IF_ERROR(cuda::DecodeSpectral(segment_.segment(), segment_.rope(), queries(),
+                                             cuda::Slice(all, head_dim(), 0, parts - 2), stream));
+    if (tail.last == 0) return Merge(cuda::Slice(all, head_dim(), 0, parts - 2), stream);
+    AKV_RETURN_IF_ERROR(cuda::AttendDense(tail, queries(), cuda::Slice(all, head_dim(), parts - 2, 2), stream));
+    return Merge(all, stream);
+  }
   // [tokens, query heads, head_dim]
   std::vector<float> Output() const { return Fetch(output_.as<float>(), rows() * head_dim()); }
   std::vector<float> Expected(int64_t first, int64_t last) const {
@@ -362,12 +375,15 @@ class SpectralStep {
     queries.head_stride = head_dim();
     return queries;
   }
-  Status Merge(const cuda::PartialStates& states, cuda::Stream stream) const {
+  cuda::DeviceOutput output() const {
     cuda::DeviceOutput out;
     out.data = output_.data();
     out.token_stride = int64_t{q_heads()} * head_dim();
     out.head_stride = head_dim();
-    return cuda::MergeStates(states, {}, head_dim(), q_heads(), out, stream);
+    return out;
+  }
+  Status Merge(const cuda::PartialStates& states, cuda::Stream stream) const {
+    return cuda::MergeStates(states, {}, head_dim(), q_heads(), output(), stream);
   }
 
   int gqa_ratio_, query_tokens_;
@@ -414,6 +430,51 @@ TEST_F(CudaAttention, FusedDecodingIsTheReferences) {
         ExpectOk(step.Decode(parts, nullptr));
         ASSERT_LT(test::RelativeError(step.Output(), expected), kTolerance)
             << spec.name << "; " << gqa_ratio << " heads, " << query_tokens << " tokens, " << parts << " parts";
+      }
+    }
+  }
+}
+
+// With a tail of any length and type, and results where they are wanted: as the kernels one by one.
+TEST_F(CudaAttention, StepsInOneKernelAreTheirParts) {
+  constexpr int kCapacity = 300;
+  for (const test::SpectralSpec& spec : test::SpectralSpecs()) {
+    if (spec.head_dim > 128) continue;
+    for (const auto& [gqa_ratio, query_tokens] : std::vector<std::pair<int, int>>{{1, 1}, {4, 1}, {7, 1}, {3, 2}}) {
+      const SpectralStep step(spec, gqa_ratio, query_tokens);
+      const int64_t count = int64_t{spec.kv_heads} * kCapacity * spec.head_dim;
+      const std::vector<float> values = test::Random(3).Gaussians(2 * count);
+      std::vector<uint16_t> halves;
+      for (const float value : values) halves.push_back(FloatToHalf(value));
+      const cuda::DeviceBuffer as_floats = Send(values), as_halves = Send(halves);
+      for (const int32_t rows : {0, 2, 37, kCapacity}) {
+        if (rows > 0 && rows < query_tokens) continue;
+        for (const bool in_halves : {false, true}) {
+          for (const bool on_device : {false, true}) {
+            const cuda::DeviceBuffer length = Send(std::vector<int32_t>{rows});
+            cuda::DeviceDense tail;
+            const auto type = in_halves ? cuda::Element::kF16 : cuda::Element::kF32;
+            const auto* data = static_cast<const std::byte*>((in_halves ? as_halves : as_floats).data());
+            tail.keys = {
+                data, type, spec.kv_heads, kCapacity, spec.head_dim, int64_t{kCapacity} * spec.head_dim, spec.head_dim};
+            tail.values = tail.keys;
+            tail.values.data = data + count * cuda::SizeOf(type);
+            tail.last = rows;
+            tail.visible = rows - query_tokens + 1;
+            if (on_device && rows > 0) {
+              tail.last = kCapacity;
+              tail.length = length.as<int32_t>();
+            }
+            ExpectOk(step.DecodeApart(SpectralStep::kParts, tail, nullptr));
+            const std::vector<float> expected = step.Output();
+            for (const int parts : {cuda::kMinSpectralParts, 3, SpectralStep::kParts}) {
+              ExpectOk(step.DecodeStep(parts, tail, nullptr));
+              ASSERT_LT(test::RelativeError(step.Output(), expected), 1e-3)
+                  << spec.name << "; " << gqa_ratio << " heads, " << query_tokens << " tokens, a tail of " << rows
+                  << ", " << parts << " parts";
+            }
+          }
+        }
       }
     }
   }

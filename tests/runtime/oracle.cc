@@ -14,8 +14,6 @@
 namespace anchorkv::test {
 namespace {
 
-constexpr const char* kText = "/usr/share/common-licenses/GPL-3";
-
 std::filesystem::path ModelDirectory() {
   if (const char* cache = std::getenv("ANCHORKV_CACHE"); cache != nullptr)
     return std::filesystem::path(cache) / "models";
@@ -35,15 +33,15 @@ std::string ModelPath(const std::string& file) {
   return std::filesystem::exists(path, error) ? path.string() : "";
 }
 
-std::vector<int32_t> TextTokens(const std::string& path, int tokens) {
-  std::ifstream stream(kText);
-  std::stringstream text;
-  text << stream.rdbuf();
+std::vector<int32_t> TextTokens(const std::string& path, int tokens, const std::string& text) {
+  std::ifstream stream(std::filesystem::path("/usr/share/common-licenses") / text);
+  std::stringstream contents;
+  contents << stream.rdbuf();
   llama_model_params params = llama_model_default_params();
   params.vocab_only = true;
   const llama_model_ptr model(llama_model_load_from_file(path.c_str(), params));
-  if (model == nullptr || text.str().empty()) return {};
-  const std::string content = text.str();
+  const std::string content = contents.str();
+  if (model == nullptr || content.empty()) return {};
   std::vector<int32_t> ids(content.size() + 8);
   const int count = llama_tokenize(llama_model_get_vocab(model.get()), content.data(), static_cast<int>(content.size()),
                                    ids.data(), static_cast<int>(ids.size()), /*add_special=*/true,

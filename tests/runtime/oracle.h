@@ -13,9 +13,9 @@ void SilenceLlama();
 // Path of a model in the model directory, or "" when it is not there.
 std::string ModelPath(const std::string& file);
 
-// The first `tokens` tokens of a long English text that every Debian carries, as `path` tokenises it.
-// Empty when the text is missing.
-std::vector<int32_t> TextTokens(const std::string& path, int tokens);
+// The first `tokens` tokens of an English text that every Debian carries (a file of /usr/share/common-licenses), as
+// `path` tokenises it. Empty when the text is missing.
+std::vector<int32_t> TextTokens(const std::string& path, int tokens, const std::string& text = "GPL-3");
 
 // A copy of `path` with every weight as F32, made from the dequantised weights and kept beside the models.
 std::string F32Copy(const std::string& path);

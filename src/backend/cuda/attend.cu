@@ -148,10 +148,11 @@ __global__ void ToModelCoordinatesKernel(const __grid_constant__ DeviceSpectralS
   }
 }
 
-// Of `parts` parts those for exact positions; the others are for coded ones.
-int ExactParts(const SpectralLayout& layout, int parts) {
-  const int64_t exact = CeilDiv(layout.exact, kTileTokens);
-  const int64_t share = (parts * exact + (layout.tiles() + exact) / 2) / std::max<int64_t>(1, layout.tiles() + exact);
+// Of `parts` parts those for `exact` rows; the others are for the tiles of coded positions. A tile of exact rows takes
+// as long as `weight` coded ones.
+int ExactParts(const SpectralLayout& layout, int parts, int64_t exact, int64_t weight) {
+  const int64_t work = weight * CeilDiv(exact, kTileTokens), all = layout.tiles() + work;
+  const int64_t share = (parts * work + all / 2) / std::max<int64_t>(1, all);
   return static_cast<int>(std::clamp<int64_t>(share, 1, parts - 1));
 }
 
@@ -220,7 +221,7 @@ Status AttendSpectral(const DeviceSpectralSegment& segment, const DeviceRope& ro
     return InvalidArgument("states in " + std::to_string(out.parts) +
                            " parts; coded and exact positions need at least " + std::to_string(kMinSpectralParts));
   }
-  const int exact_parts = ExactParts(layout, out.parts);
+  const int exact_parts = ExactParts(layout, out.parts, layout.exact, 1);
   const PartialStates coded = Slice(out, head_dim, 0, out.parts - exact_parts);
   AttendArgs args = MakeArgs(queries, coded, head_dim);
   args.first = first;
@@ -247,34 +248,65 @@ Status AttendSpectral(const DeviceSpectralSegment& segment, const DeviceRope& ro
 }
 
 bool DecodesSpectral(const DeviceQueries& queries, int head_dim) {
-  return int64_t{queries.tokens} * queries.gqa_ratio <= kDecodeMaxRows && head_dim <= 4 * kWarpSize;
+  return int64_t{queries.tokens} * queries.gqa_ratio <= kDecodeMaxRows && decode::DecodeChunks(head_dim) > 0;
 }
 
-Status DecodeSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
-                      const PartialStates& out, Stream stream) {
+bool AttendsWithTail(const DeviceDense& tail) {
+  return tail.first == 0 && tail.last <= kMaxStepTail && tail.head_rows == nullptr && tail.rope == nullptr;
+}
+
+namespace {
+
+Status LaunchDecode(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                    const DeviceDense& tail, const PartialStates& states, const DeviceOutput& output, Stream stream) {
   const SpectralLayout& layout = segment.layout;
   AKV_RETURN_IF_ERROR(CheckHeadDim(layout.head_dim));
-  AKV_RETURN_IF_ERROR(CheckQueries(queries, out));
+  AKV_RETURN_IF_ERROR(CheckQueries(queries, states));
   AKV_RETURN_IF_ERROR(CheckSegment(segment, rope, queries, 0, layout.tokens));
-  if (!DecodesSpectral(queries, layout.head_dim) || out.parts < kMinSpectralParts || out.tickets == nullptr) {
+  if (!DecodesSpectral(queries, layout.head_dim) || states.parts < kMinSpectralParts || states.tickets == nullptr) {
     return InvalidArgument("fused attention of " + std::to_string(queries.tokens * queries.gqa_ratio) +
                            " query rows per kv head and head dimension " + std::to_string(layout.head_dim) + " in " +
-                           std::to_string(out.parts) + " parts; at most " + std::to_string(kDecodeMaxRows) +
+                           std::to_string(states.parts) + " parts; at most " + std::to_string(kDecodeMaxRows) +
                            " rows, 128 and at least " + std::to_string(kMinSpectralParts) + " parts with tickets");
   }
   DecodeSpectralArgs args;
   args.segment = segment;
   args.rope = rope;
   args.queries = queries;
-  args.out = out;
-  args.coded_parts = out.parts - ExactParts(layout, out.parts);
+  args.tail = tail;
+  args.out = states;
+  args.output = output;
+  constexpr int64_t kExactWeight = 3;  // measured
+  args.coded_parts = states.parts - ExactParts(layout, states.parts, layout.exact + tail.last, kExactWeight);
   args.scale = kLog2E / std::sqrt(static_cast<float>(layout.head_dim));
-  args.trellis = kTrellis;
   const bool four = queries.tokens * queries.gqa_ratio <= 4;
-  if (layout.head_dim <= 2 * kWarpSize) {
+  if (decode::DecodeChunks(layout.head_dim) == 2) {
     return four ? LaunchDecodeSpectral<2, 4>(args, stream) : LaunchDecodeSpectral<2, 8>(args, stream);
   }
   return four ? LaunchDecodeSpectral<4, 4>(args, stream) : LaunchDecodeSpectral<4, 8>(args, stream);
+}
+
+}  // namespace
+
+Status DecodeSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                      const PartialStates& out, Stream stream) {
+  return LaunchDecode(segment, rope, queries, {}, out, {}, stream);
+}
+
+Status DecodeSpectralStep(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                          const DeviceDense& tail, const PartialStates& states, const DeviceOutput& out,
+                          Stream stream) {
+  if (!AttendsWithTail(tail) || out.data == nullptr) {
+    return InvalidArgument("a tail of rows " + std::to_string(tail.first) + " to " + std::to_string(tail.last) +
+                           " in one kernel with a segment; rows after RoPE from 0 to at most " +
+                           std::to_string(kMaxStepTail) + " are allowed");
+  }
+  if (tail.last > 0 &&
+      (tail.keys.head_dim != segment.layout.head_dim || tail.values.head_dim != tail.keys.head_dim ||
+       queries.first_kv_head + queries.kv_heads > tail.keys.heads || tail.values.heads != tail.keys.heads)) {
+    return InvalidArgument("dense keys, values and queries differ in shape");
+  }
+  return LaunchDecode(segment, rope, queries, tail, states, out, stream);
 }
 
 Status AttendDense(const DeviceDense& rows, const DeviceQueries& queries, const PartialStates& out, Stream stream) {

@@ -89,8 +89,8 @@ Status AttendSpectral(const DeviceSpectralSegment& segment, const DeviceRope& ro
                       int64_t first, int64_t last, const PartialStates& out, Stream stream);
 
 // The fast way to the same for a step of decoding: one kernel over the whole segment, with f16 levels, weights and
-// rotations inside a tile on tensor cores (decode_spectral.cuh). The merged coded positions are the first part, exact
-// ones the last parts.
+// rotations inside a tile on tensor cores (decode_spectral.cuh). The merged state is the first part, the other parts
+// are empty.
 Status DecodeSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
                       const PartialStates& out, Stream stream);
 // Whether DecodeSpectral takes such queries: at most 8 rows per kv head, head dimensions up to 128.
@@ -129,5 +129,13 @@ struct DeviceOutput {
 // `prior`: one more part in front of the others, or null pointers.
 Status MergeStates(const PartialStates& parts, const PartialStates& prior, int head_dim, int heads,
                    const DeviceOutput& out, Stream stream);
+
+// All attention of a step over one segment and the exact tail behind it in one kernel: DecodeSpectral, AttendDense and
+// MergeStates. `states` is scratch. For what DecodesSpectral takes and tails that AttendsWithTail takes.
+Status DecodeSpectralStep(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceQueries& queries,
+                          const DeviceDense& tail, const PartialStates& states, const DeviceOutput& out, Stream stream);
+// Tails from row 0 on after RoPE, short enough for rows to be read one by one.
+inline constexpr int64_t kMaxStepTail = 2048;
+bool AttendsWithTail(const DeviceDense& tail);
 
 }  // namespace anchorkv::cuda

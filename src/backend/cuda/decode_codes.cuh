@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/decode_tables.h"
 #include "backend/cuda/tensor_core.cuh"
 #include "backend/cuda/vector.cuh"
 
@@ -32,15 +33,6 @@ __device__ inline void SplitHalves(float a, float b, uint32_t* high, uint32_t* l
   *high = *reinterpret_cast<const uint32_t*>(&h);
   *low = PackHalves((a - f.x) * kLowParts, (b - f.y) * kLowParts);
 }
-
-// Tables of two levels by their windows: byte offsets, each a multiple of its table's size, so that an offset and an
-// index in bytes may be joined by OR.
-inline constexpr int kPairs2 = 0;                              // [128][32 lanes]
-inline constexpr int kPairs1 = kPairs2 + 128 * kWarpSize * 4;  // [64][32 lanes]
-inline constexpr int kPairs4 = kPairs1 + 64 * kWarpSize * 4;   // [512]
-inline constexpr int kPairs3 = kPairs4 + 512 * 4;              // [256]
-inline constexpr int kPairs0 = kPairs3 + 256 * 4;              // [32 lanes] of zero
-inline constexpr int kPairBytes = kPairs0 + kWarpSize * 4;
 
 // How the four windows of a group are found in a code: the 64 bits of two words, shifted right, have the first pair's
 // index in the place where the address of its table entry wants it, and the second pair's after `second` more.
@@ -87,6 +79,7 @@ __device__ inline PackedEntry MakeEntry(const CodeRuns& runs, int group) {
   entry.copies = bits <= 2 ? 4 : 0;
   entry.base = bits == 0 ? kPairs0 : bits == 1 ? kPairs1 : bits == 2 ? kPairs2 : bits == 3 ? kPairs3 : kPairs4;
   if (bits == 0) return entry;
+  static_assert(kLanes == kWarpSize);
   const int place = bits <= 2 ? 7 : 2;  // log2 of an entry's bytes, copies included
   entry.mask = ((kTrellisWindows << bits) - 1) << place;
   entry.second = static_cast<uint8_t>(2 * bits);

@@ -10,16 +10,21 @@
 //   4. logits of the codes: a product [row, coordinates] x [coordinates, 8 tokens];
 //   5. softmax, online over the steps;
 //   6. values in code coordinates: a product [row, 16 tokens] x [16 tokens, coordinates].
-// The last block of a head to finish merges the parts in order and turns the sum into the model's coordinates. Exact
-// positions are parts of their own, read by further blocks.
+// Exact positions and the rows of the tail are parts of their own, read by further blocks. The last block of a head to
+// finish merges the parts in order, turns the sum of coded ones into the model's coordinates and writes the result.
 //
 // Levels are looked up two coordinates at a time: a window of 5 + b bits gives both as a half2. The tables for one and
-// two bits have a copy per lane, so that lookups of a warp never meet in a bank.
+// two bits have a copy per lane, so that lookups of a warp never meet in a bank (decode_tables.h).
+//
+// The code is larger than a multiprocessor's instruction cache, and what runs once per block waits for its
+// instructions: loops there are kept rolled, and a row's places are computed once.
 //
 // Precision: levels (factors included), queries in units of their largest coordinate and attention weights are f16, and
 // so is the rotation inside a tile; what it is multiplied with has two f16 parts (22 bits), for a key's mean may be far
 // larger than the rest of it. All sums are f32.
 #pragma once
+
+#include <cstddef>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/check.h"
@@ -31,10 +36,11 @@ struct DecodeSpectralArgs {
   DeviceSpectralSegment segment;
   DeviceRope rope;
   DeviceQueries queries;
+  DeviceDense tail;  // rows of it without data: none
   PartialStates out;
-  int coded_parts = 0;  // the first ones; the others are for exact positions
+  DeviceOutput output;  // without data: the merged state becomes the first of `out`, the others become empty
+  int coded_parts = 0;  // the first ones; the others are for exact positions and the tail
   float scale = 0.0f;   // of logits, to base 2: log2(e) / sqrt(head_dim)
-  Trellis trellis;
 };
 
 inline constexpr int kDecodeWarps = 8;
@@ -72,7 +78,9 @@ struct Sizes {
 template <int N, int R>
 struct Shared {
   using S = Sizes<N, R>;
+  // In the order of MakeDecodeTables.
   uint32_t pairs[kPairBytes / 4];
+  float scales[kDecodeScales];
   uint2 within[kTileTokens / 8][S::kSteps][kWarpSize];  // rotation within a tile, as right fragments
   union {
     struct {
@@ -81,15 +89,19 @@ struct Shared {
         uint16_t weights[R][S::kWeightStride];      // f16, times the scale of the value's code
       };
       uint32_t codes[2][S::kCodeWords + 8];
-      float logits[R][S::kTokens + 8];  // to base 2
+      union {
+        float logits[R][S::kTokens + 8];  // to base 2
+        float rows[R][S::kDim];           // at the start: the queries as they come
+      };
     };
     float partial[kDecodeWarps][R][S::kDim];  // at the end: the warps' sums of values
     struct {                                  // for the block that merges all parts
       float weights[R][kMergeParts];
-      float sets[kDecodeThreads * 4 / (R * S::kDim)][R][S::kDim];
-      float deviations[S::kDim];
+      float sets[kDecodeThreads * 4 / (R * S::kDim)][R][S::kDim];   // of coded parts
+      float exact[kDecodeThreads * 4 / (R * S::kDim)][R][S::kDim];  // of the others
       int order[S::kDim];
-      float code[R][S::kDim];
+      float code[S::kDim][R];
+      uint32_t basis[S::kDim][S::kDim / 4];
       float model[kDecodeWarps][R][S::kDim];
     } merge;
   };
@@ -98,7 +110,6 @@ struct Shared {
   PackedEntry entries[2][kSpectralRates - 1][S::kGroups];
   uint32_t items[2][S::kItems];  // stretches of the lists: rate | slot << 4 | tokens << 16
   int item_count[2];
-  float scales[256];                           // SpectralScale of format/spectral_code.h
   uint64_t tags[2][2][S::kTiles][kTagPlanes];  // [buffer][side]
   uint32_t offsets[2][S::kTiles + 1];          // of the step after this one
   uint16_t key_list[S::kKeySlots];             // byte offset of the code
@@ -112,7 +123,9 @@ struct Shared {
   float query_scale[R], mean_scale[R], rest[R];
   float factor[R];
   float warp_max[kDecodeWarps];
-  float m[R], l[R];
+  float m[R], l[R], coded_l[R];
+  int64_t state_row[R], output_at[R];  // of the query rows, in the states and in the output
+  int query_token[R];
   int last_block;
 };
 
@@ -128,12 +141,14 @@ class Block {
         head_(args.queries.first_kv_head + static_cast<int>(blockIdx.z)),
         rows_(args.queries.tokens * args.queries.gqa_ratio),
         thread_(static_cast<int>(threadIdx.x)),
-        lane_(LaneId()),
-        warp_(WarpId()) {}
+        lane_(LaneId()) {
+    NumberWarp();
+  }
 
   __device__ void Run() {
     if (static_cast<int>(blockIdx.x) >= args_.coded_parts) {
       AttendExact();
+      MergeIfLast();
       return;
     }
     const auto tiles = static_cast<int>(view_.layout->tiles());
@@ -141,6 +156,11 @@ class Block {
     tile_ = static_cast<int>(blockIdx.x) * part_tiles;
     tile_end_ = min(tiles, tile_ + part_tiles);
     if (tile_ < tile_end_) {
+      // All that comes from far is asked for before anything is waited for.
+      CopyTables();
+      CommitCopies();
+      const KeySide keys = LoadKeySide();
+      LoadQueries();
       LoadOffsets(tile_);
       LoadRuns();
       Sync();
@@ -150,12 +170,15 @@ class Block {
       CommitCopies();
       CopyCodes(kValues);
       CommitCopies();
-      PrepareQueries();
-      PrepareTables();
+      PrepareQueries(keys);
+      PrepareLists();
       for (int step = 0; tile_ < tile_end_; ++step) Step(step % 2);
       WaitForCopies<0>();
+    } else {
+      LoadQueries();  // for the rows' places
     }
     Finish();
+    MergeIfLast();
   }
 
  private:
@@ -165,8 +188,10 @@ class Block {
     __syncthreads();
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread_));
     lane_ = thread_ % kWarpSize;
-    warp_ = thread_ / kWarpSize;
+    NumberWarp();
   }
+  // By a shuffle, so that the compiler knows it to be the same in all lanes.
+  __device__ void NumberWarp() { warp_ = __shfl_sync(kAllLanes, thread_ / kWarpSize, 0); }
 
   // --- Preparation.
 
@@ -179,53 +204,30 @@ class Block {
     shared_.coordinates[side][rate] = runs.coordinates();
   }
 
-  __device__ void PrepareTables() {
-    const DeviceRope& rope = args_.rope;
-    constexpr int kWithin = kTileTokens / 8 * S::kSteps * kWarpSize / kDecodeThreads;  // fragments of a thread
-    float2 cos[kWithin], sin[kWithin];
-#pragma unroll
-    for (int k = 0; k < kWithin; ++k) {
-      const int i = thread_ + k * kDecodeThreads;
-      const int lane = i % kWarpSize, step = i / kWarpSize % S::kSteps, n = i / kWarpSize / S::kSteps;
-      const int f = 8 * step + 2 * (lane % 4);
-      cos[k] = LoadPairs(rope.offset_cos + (8 * n + lane / 4) * rope.pairs, f);
-      sin[k] = LoadPairs(rope.offset_sin + (8 * n + lane / 4) * rope.pairs, f);
+  __device__ void CopyTables() {
+    using Memory = Shared<N, R>;
+    static_assert(offsetof(Memory, scales) == kPairBytes &&
+                  offsetof(Memory, within) == kPairBytes + sizeof(Memory::scales));
+    static_assert(sizeof(Memory::within) % 16 == 0);
+    constexpr int kChunks = (kPairBytes + sizeof(Memory::scales) + sizeof(Memory::within)) / 16;
+    const auto* from = reinterpret_cast<const uint4*>(args_.rope.decode_tables);
+    for (int i = thread_; i < kChunks; i += kDecodeThreads) {
+      CopyAsync16(SharedAddress(&shared_.pairs[4 * i]), from + i);
     }
-    const float level = args_.trellis.levels[lane_];  // of window `lane`
-    const auto pair = [&](int bits, int window) {
-      const float factor = args_.trellis.factors[bits];
-      return PackHalves(__shfl_sync(kAllLanes, level, window) * factor,
-                        __shfl_sync(kAllLanes, level, window >> bits) * factor);
-    };
-    // A lane makes an entry, all lanes copy it: warps 0 and 1 those of one bit, warps 2 to 5 those of two.
-    if (warp_ < 6) {
-      const bool one = warp_ < 2;
-      const int first = (one ? warp_ : warp_ - 2) * kWarpSize;
-      const uint32_t own = one ? pair(1, first + lane_) : pair(2, first + lane_);
-      uint32_t* to = shared_.pairs + (one ? kPairs1 : kPairs2) / 4 + first * kWarpSize + lane_;
-#pragma unroll
-      for (int i = 0; i < kWarpSize; ++i) to[i * kWarpSize] = __shfl_sync(kAllLanes, own, i);
-    }
-    const int thread = thread_;
-    static_assert(kDecodeThreads == 256);
-    shared_.pairs[kPairs3 / 4 + thread] = pair(3, thread);
-    shared_.pairs[kPairs4 / 4 + thread] = pair(4, thread);
-    shared_.pairs[kPairs4 / 4 + 256 + thread] = pair(4, 256 + thread);
-    if (warp_ == 0) shared_.pairs[kPairs0 / 4 + lane_] = 0;
-    shared_.scales[thread] = thread == 0 ? 0.0f : exp2f((thread - 128) * 0.125f);
+  }
+
+  // How codes are read, and the lists: warps that have no query row come first.
+  __device__ void PrepareLists() {
     constexpr int kRates = kSpectralRates - 1;  // that have codes
-    for (int i = thread; i < 2 * kRates * S::kGroups; i += kDecodeThreads) {
+    constexpr int kQueryThreads = R < kDecodeWarps ? R * kWarpSize : 0;
+    for (int i = thread_ - kQueryThreads; i < 2 * kRates * S::kGroups; i += kDecodeThreads - kQueryThreads) {
+      if (i < 0) break;
       const int side = i / (kRates * S::kGroups), rate = i / S::kGroups % kRates;
       shared_.entries[side][rate][i % S::kGroups] = MakeEntry(shared_.runs[side][rate + 1], i % S::kGroups);
     }
     // What is read behind a list's end must be within the codes.
-    for (int i = thread; i < S::kKeySlots; i += kDecodeThreads) shared_.key_list[i] = kCodeAlign;
-    for (int i = thread; i < S::kValueSlots; i += kDecodeThreads) shared_.value_list[i] = kCodeAlign;
-#pragma unroll
-    for (int k = 0; k < kWithin; ++k) {
-      const int i = thread + k * kDecodeThreads;
-      (&shared_.within[0][0][0])[i] = {PackHalves(cos[k].x, cos[k].y), PackHalves(sin[k].x, sin[k].y)};
-    }
+    for (int i = thread_; i < S::kKeySlots; i += kDecodeThreads) shared_.key_list[i] = kCodeAlign;
+    for (int i = thread_; i < S::kValueSlots; i += kDecodeThreads) shared_.value_list[i] = kCodeAlign;
   }
 
   // Elements f and f + 1, f even, of a row of a RoPE table; zero where there are none.
@@ -236,47 +238,75 @@ class Block {
     return {f < args_.rope.pairs ? row[f] : 0.0f, f + 1 < args_.rope.pairs ? row[f + 1] : 0.0f};
   }
 
-  __device__ int64_t QueryAt(int row) const {
+  // The query rows, in units of logits to base 2, and their places; a warp per row.
+  __device__ void LoadQueries() {
     const DeviceQueries& q = args_.queries;
-    const int head = static_cast<int>(blockIdx.z) * q.gqa_ratio + row % q.gqa_ratio;
-    return row / q.gqa_ratio * q.token_stride + head * q.head_stride;
-  }
-  // Of the states, and of the output.
-  __device__ int64_t StateRow(int row) const {
-    const DeviceQueries& q = args_.queries;
-    return int64_t{row / q.gqa_ratio} * q.kv_heads * q.gqa_ratio + int64_t{blockIdx.z} * q.gqa_ratio +
-           row % q.gqa_ratio;
+    const int row = warp_;
+    if (row >= R) return;
+    const int token = row / q.gqa_ratio;
+    const int64_t head = int64_t{blockIdx.z} * q.gqa_ratio + row % q.gqa_ratio;
+    const int64_t at = token * q.token_stride + head * q.head_stride;
+    float x[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const int d = lane_ + kWarpSize * j;
+      x[j] = row < rows_ && d < view_.layout->head_dim ? LoadElement(q.data, q.type, at + d) : 0.0f;
+    }
+    if (lane_ == 0) {
+      shared_.query_token[row] = token;
+      shared_.state_row[row] = int64_t{token} * q.kv_heads * q.gqa_ratio + head;
+      shared_.output_at[row] = token * args_.output.token_stride + head * args_.output.head_stride;
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) shared_.rows[row][lane_ + kWarpSize * j] = args_.scale * x[j];
   }
 
-  // A warp per row.
-  __device__ void PrepareQueries() {
-    const int row = warp_;
+  // A lane's part of what queries are multiplied with.
+  struct KeySide {
+    int order[N];
+    float deviations[N];
+    float2 mean[N / 2];  // of a rotary pair
+  };
+  __device__ KeySide LoadKeySide() const {
+    KeySide keys = {};
+    if (warp_ >= R) return keys;
     const int head_dim = view_.layout->head_dim;
-    const bool used = row < rows_;
-    const int64_t at = QueryAt(used ? row : 0);
-    const auto query = [&](int d) {
-      return used && d < head_dim ? args_.scale * LoadElement(args_.queries.data, args_.queries.type, at + d) : 0.0f;
-    };
-    // All loads first.
-    const float* mean = view_.mean(kKeys, head_);
-    const DeviceRope& rope = args_.rope;
-    float q[N], largest = 0.0f;
-    float2 pair_query[N / 2] = {}, pair_mean[N / 2] = {};
-#pragma unroll
-    for (int j = 0; j < N / 2; ++j) {
-      const int f = lane_ + kWarpSize * j;
-      if (f >= rope.pairs) continue;
-      const int a = rope.interleaved ? 2 * f : f, b = rope.interleaved ? a + 1 : f + rope.pairs;
-      pair_query[j] = {query(a), query(b)};
-      pair_mean[j] = {mean[a], mean[b]};
-    }
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const int i = lane_ + kWarpSize * j;
-      q[j] = i < head_dim ? query(view_.order(kKeys, head_)[i]) * view_.deviations(kKeys, head_)[i] : 0.0f;
+      if (i >= head_dim) continue;
+      keys.order[j] = view_.order(kKeys, head_)[i];
+      keys.deviations[j] = view_.deviations(kKeys, head_)[i];
     }
+    const float* mean = view_.mean(kKeys, head_);
 #pragma unroll
-    for (int j = 0; j < N; ++j) largest = fmaxf(largest, fabsf(q[j]));
+    for (int j = 0; j < N / 2; ++j) {
+      const int f = lane_ + kWarpSize * j;
+      if (f < args_.rope.pairs) keys.mean[j] = {mean[First(f)], mean[Second(f)]};
+    }
+    return keys;
+  }
+  // The dimensions of a rotary pair.
+  __device__ int First(int pair) const { return args_.rope.interleaved ? 2 * pair : pair; }
+  __device__ int Second(int pair) const { return args_.rope.interleaved ? 2 * pair + 1 : pair + args_.rope.pairs; }
+
+  // A warp per row.
+  __device__ void PrepareQueries(const KeySide& keys) {
+    const int row = warp_;
+    const int head_dim = view_.layout->head_dim;
+    if (row >= R) {  // the product has 8 rows
+      for (int i = thread_ - R * kWarpSize; i < (8 - R) * S::kDim; i += (8 - R) * kWarpSize) {
+        shared_.queries[R + i / S::kDim][i % S::kDim] = 0;
+      }
+      return;
+    }
+    const float* query = shared_.rows[row];
+    float q[N], largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      q[j] = query[keys.order[j]] * keys.deviations[j];
+      largest = fmaxf(largest, fabsf(q[j]));
+    }
     largest = WarpMax(largest);
     const float inverse = largest > 0.0f ? 1.0f / largest : 0.0f;
 #pragma unroll
@@ -284,15 +314,16 @@ class Block {
       const int i = lane_ + kWarpSize * j;
       shared_.queries[row][i] = FloatToHalfBits(q[j] * inverse);
     }
-    if (row >= R) return;
 
     // q . R_t m of a pair is u cos + v sin.
-    float2 uv[N / 2];
+    float2 uv[N / 2] = {};
     float mean_largest = 0.0f, rest = 0.0f;
 #pragma unroll
     for (int j = 0; j < N / 2; ++j) {
-      uv[j].x = pair_query[j].x * pair_mean[j].x + pair_query[j].y * pair_mean[j].y;
-      uv[j].y = pair_query[j].y * pair_mean[j].x - pair_query[j].x * pair_mean[j].y;
+      const int f = lane_ + kWarpSize * j;
+      if (f >= args_.rope.pairs) continue;
+      const float a = query[First(f)], b = query[Second(f)];
+      uv[j] = {a * keys.mean[j].x + b * keys.mean[j].y, b * keys.mean[j].x - a * keys.mean[j].y};
       mean_largest = fmaxf(mean_largest, fmaxf(fabsf(uv[j].x), fabsf(uv[j].y)));
     }
     mean_largest = WarpMax(mean_largest);
@@ -301,7 +332,8 @@ class Block {
     for (int j = 0; j < N / 2; ++j) {
       shared_.mean[row][lane_ + kWarpSize * j] = {uv[j].x * mean_inverse, uv[j].y * mean_inverse};
     }
-    for (int d = 2 * rope.pairs + lane_; d < head_dim; d += kWarpSize) rest += query(d) * mean[d];
+    const float* mean = view_.mean(kKeys, head_);
+    for (int d = 2 * args_.rope.pairs + lane_; d < head_dim; d += kWarpSize) rest += query[d] * mean[d];
     rest = WarpSum(rest);
     if (lane_ == 0) {
       shared_.query_scale[row] = largest;
@@ -347,12 +379,11 @@ class Block {
     }
   }
   __device__ void CopyTags(int buffer) {
-    const int words = next_count_ * kTagPlanes;
-    for (int i = thread_; i < 2 * words; i += kDecodeThreads) {
-      const int side = i / words;
-      CopyAsync8(SharedAddress(&shared_.tags[buffer][side][0][0] + i % words),
-                 view_.tags(static_cast<Side>(side), head_, tile_) + i % words);
-    }
+    static_assert(2 * S::kTiles * kTagPlanes <= kDecodeThreads);
+    const int side = thread_ / (kDecodeThreads / 2), i = thread_ % (kDecodeThreads / 2);
+    if (i >= next_count_ * kTagPlanes) return;
+    CopyAsync8(SharedAddress(&shared_.tags[buffer][side][0][0] + i),
+               view_.tags(static_cast<Side>(side), head_, tile_) + i);
   }
 
   __device__ void Step(int buffer) {
@@ -500,6 +531,7 @@ class Block {
     }
     if (lane_ == kSpectralRates - 1) shared_.item_count[side] = end;
     if (lane_ >= kSpectralRates) return;
+#pragma unroll 1
     for (int i = 0; i < items; ++i) {
       const int tokens = min(item_slots, all - i * item_slots);
       shared_.items[side][end - items + i] = lane_ | (first_slot + i * item_slots) << 4 | tokens << 16;
@@ -782,16 +814,17 @@ class Block {
   template <typename Weight>
   __device__ void WriteState(const Weight& weight) {
     const int head_dim = view_.layout->head_dim;
+#pragma unroll 1
     for (int i = thread_; i < rows_ * S::kDim; i += kDecodeThreads) {
       const int row = i / S::kDim, d = i % S::kDim;
       if (d >= head_dim) continue;
       float sum = 0.0f;
 #pragma unroll
       for (int w = 0; w < kDecodeWarps; ++w) sum += weight(w, row) * shared_.partial[w][row][d];
-      args_.out.o[(blockIdx.x * args_.out.rows + StateRow(row)) * head_dim + d] = sum;
+      args_.out.o[(blockIdx.x * args_.out.rows + shared_.state_row[row]) * head_dim + d] = sum;
     }
     if (thread_ < rows_) {
-      const int64_t at = blockIdx.x * args_.out.rows + StateRow(thread_);
+      const int64_t at = blockIdx.x * args_.out.rows + shared_.state_row[thread_];
       args_.out.m[at] = shared_.m[thread_] * kLn2;
       args_.out.l[at] = shared_.l[thread_];
     }
@@ -822,11 +855,14 @@ class Block {
     }
     __syncthreads();
     WriteState([](int, int) { return 1.0f; });
-    // The last block of the head merges them all.
+  }
+
+  // The last block of the head merges all parts.
+  __device__ void MergeIfLast() {
     __threadfence();
     __syncthreads();
     int32_t* ticket = args_.out.tickets + blockIdx.z;
-    if (thread_ == 0) shared_.last_block = atomicAdd(ticket, 1) == args_.coded_parts - 1;
+    if (thread_ == 0) shared_.last_block = atomicAdd(ticket, 1) == args_.out.parts - 1;
     __syncthreads();
     if (!shared_.last_block) return;
     __threadfence();
@@ -834,30 +870,28 @@ class Block {
     MergeParts();
   }
 
-  // Sums of all coded parts, in a fixed order, in the model's coordinates, as the first part; the other parts become
-  // empty. Loads are issued together: nobody else is left to hide the waiting.
+  // Sums of all parts, in a fixed order. Loads are issued together: nobody else is left to hide the waiting.
   __device__ void MergeParts() {
     const int head_dim = view_.layout->head_dim;
-    const int parts = args_.coded_parts;
+    const int parts = args_.out.parts, coded = args_.coded_parts;
+    const int64_t part_rows = args_.out.rows;
     const bool value_basis = view_.layout->value_basis;
-    const auto at = [&](int part, int row) { return part * args_.out.rows + StateRow(row); };
-    // Directions warp, warp + 8, ...; a lane has N coordinates of each.
-    constexpr int kDirections = S::kDim / kDecodeWarps;
-    uint32_t directions[kDirections] = {};
-    const int d = lane_ * N;
-    if (value_basis && d < head_dim) {
-#pragma unroll
-      for (int k = 0; k < kDirections; ++k) {
-        const int i = warp_ + k * kDecodeWarps;
-        if (i >= head_dim) break;
-        const int8_t* from = view_.basis(head_) + i * head_dim + d;
-        directions[k] = N == 4 ? *reinterpret_cast<const uint32_t*>(from) : *reinterpret_cast<const uint16_t*>(from);
+    auto& memory = shared_.merge;
+    if (value_basis) {
+      const int row_words = head_dim / 4;
+      const auto* from = reinterpret_cast<const uint32_t*>(view_.basis(head_));
+#pragma unroll 1
+      for (int i = warp_; i < head_dim; i += kDecodeWarps) {
+        if (lane_ < row_words) CopyAsync4(SharedAddress(&memory.basis[i][lane_]), from + i * row_words + lane_);
       }
     }
-    const float deviation = thread_ < head_dim ? view_.deviations(kValues, head_)[thread_] : 0.0f;
-    const int order = !value_basis && thread_ < head_dim ? view_.order(kValues, head_)[thread_] : 0;
-    auto& memory = shared_.merge;
-    float m = -INFINITY, l = 0.0f;  // of the warp's row; l of the lane's parts
+    CommitCopies();
+    static_assert(kDecodeThreads % S::kDim == 0);  // a thread writes one coordinate of several rows
+    const int own = thread_ % S::kDim;
+    const float mean = own < head_dim ? view_.mean(kValues, head_)[own] : 0.0f;
+    const float deviation = own < head_dim ? view_.deviations(kValues, head_)[own] : 0.0f;
+    const int order = !value_basis && own < head_dim ? view_.order(kValues, head_)[own] : 0;
+    float m = -INFINITY, l = 0.0f, coded_l = 0.0f;  // of the warp's row; l of the lane's parts
     // A thread: four code coordinates of a row, every kSets-th part.
     constexpr int kRowThreads = S::kDim / 4;
     constexpr int kSets = kDecodeThreads / (R * kRowThreads);
@@ -865,17 +899,21 @@ class Block {
     const int row = thread_ / kRowThreads % R;
     const int column = thread_ % kRowThreads * 4;
     const bool used = row < rows_ && column < head_dim;
-    float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+    const float* states = args_.out.o + shared_.state_row[row] * head_dim + column;
+    const int64_t part_floats = part_rows * head_dim;
+    float4 o = {0.0f, 0.0f, 0.0f, 0.0f}, exact = o;
+#pragma unroll 1
     for (int first = 0; first < parts; first += kMergeParts) {
       const int count = min(kMergeParts, parts - first);
       if (warp_ < rows_) {
         constexpr int kLaneParts = kMergeParts / kWarpSize;
+        const int64_t at = first * part_rows + shared_.state_row[warp_];
         float part_m[kLaneParts], part_l[kLaneParts];
 #pragma unroll
         for (int i = 0; i < kLaneParts; ++i) {
           const int part = lane_ + i * kWarpSize;
-          part_m[i] = part < count ? __ldcg(args_.out.m + at(first + part, warp_)) : 0.0f;
-          part_l[i] = part < count ? __ldcg(args_.out.l + at(first + part, warp_)) : 0.0f;
+          part_m[i] = part < count ? __ldcg(args_.out.m + at + part * part_rows) : 0.0f;
+          part_l[i] = part < count ? __ldcg(args_.out.l + at + part * part_rows) : 0.0f;
         }
         float largest = m;
 #pragma unroll
@@ -886,11 +924,13 @@ class Block {
         const float factor = m == -INFINITY ? 0.0f : expf(m - largest);
         m = largest;
         l *= factor;
+        coded_l *= factor;
         if (lane_ == 0) shared_.factor[warp_] = factor;
 #pragma unroll
         for (int i = 0; i < kLaneParts; ++i) {
           const float weight = part_l[i] > 0.0f ? expf(part_m[i] - m) : 0.0f;
           l += weight * part_l[i];
+          if (first + lane_ + i * kWarpSize < coded) coded_l += weight * part_l[i];
           memory.weights[warp_][lane_ + i * kWarpSize] = weight;
         }
       }
@@ -898,119 +938,182 @@ class Block {
       if (used) {
         const float factor = shared_.factor[row];
         o = {o.x * factor, o.y * factor, o.z * factor, o.w * factor};
-#pragma unroll 16
-        for (int part = set; part < count; part += kSets) {
+        exact = {exact.x * factor, exact.y * factor, exact.z * factor, exact.w * factor};
+        const auto add = [&](int part, float4* sum) {
           const float weight = memory.weights[row][part];
-          const float4 x =
-              __ldcg(reinterpret_cast<const float4*>(args_.out.o + at(first + part, row) * head_dim + column));
-          o.x = fmaf(weight, x.x, o.x);
-          o.y = fmaf(weight, x.y, o.y);
-          o.z = fmaf(weight, x.z, o.z);
-          o.w = fmaf(weight, x.w, o.w);
-        }
+          const float4 x = __ldcg(reinterpret_cast<const float4*>(states + (first + part) * part_floats));
+          *sum = {fmaf(weight, x.x, sum->x), fmaf(weight, x.y, sum->y), fmaf(weight, x.z, sum->z),
+                  fmaf(weight, x.w, sum->w)};
+        };
+        const int coded_count = min(count, coded - first);
+#pragma unroll 8
+        for (int part = set; part < coded_count; part += kSets) add(part, &o);
+#pragma unroll 1
+        for (int part = max(coded_count, 0) + set; part < count; part += kSets) add(part, &exact);
       }
       __syncthreads();
     }
     l = WarpSum(l);
+    coded_l = WarpSum(coded_l);
     if (lane_ == 0 && warp_ < rows_) {
       shared_.m[warp_] = m;
       shared_.l[warp_] = l;
+      shared_.coded_l[warp_] = coded_l;
     }
     *reinterpret_cast<float4*>(&memory.sets[set][row][column]) = o;
-    if (thread_ < S::kDim) {
-      memory.deviations[thread_] = deviation;
-      memory.order[thread_] = order;
-    }
+    *reinterpret_cast<float4*>(&memory.exact[set][row][column]) = exact;
+    memory.order[own] = order;
+    WaitForCopies<0>();
     __syncthreads();
+#pragma unroll 1
     for (int i = thread_; i < R * S::kDim; i += kDecodeThreads) {
-      const int r = i / S::kDim, c = i % S::kDim;
+      const int r = i / S::kDim;
       float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < kSets; ++k) sum += memory.sets[k][r][c];
-      memory.code[r][c] = c < head_dim ? sum * memory.deviations[c] : 0.0f;
+      for (int k = 0; k < kSets; ++k) sum += memory.sets[k][r][own];
+      memory.code[own][r] = own < head_dim ? sum * deviation : 0.0f;
     }
     __syncthreads();
     if (value_basis) {
-      float sums[R][N] = {};
+      // Directions warp, warp + 8, ...; a lane has 4 coordinates of each.
+      float sums[R][4] = {};
+      if (4 * lane_ < head_dim) {
+#pragma unroll 2
+        for (int i = warp_; i < head_dim; i += kDecodeWarps) {
+          const uint32_t direction = memory.basis[i][lane_];
+          float x[R];
 #pragma unroll
-      for (int k = 0; k < kDirections; ++k) {
-        float direction[N];
+          for (int r = 0; r < R; ++r) x[r] = memory.code[i][r];
 #pragma unroll
-        for (int j = 0; j < N; ++j) direction[j] = static_cast<float>(static_cast<int8_t>(directions[k] >> (8 * j)));
+          for (int j = 0; j < 4; ++j) {
+            const auto component = static_cast<float>(static_cast<int8_t>(direction >> (8 * j)));
+#pragma unroll
+            for (int r = 0; r < R; ++r) sums[r][j] = fmaf(x[r], component, sums[r][j]);
+          }
+        }
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          const float x = memory.code[r][warp_ + k * kDecodeWarps];
-#pragma unroll
-          for (int j = 0; j < N; ++j) sums[r][j] = fmaf(x, direction[j], sums[r][j]);
+          *reinterpret_cast<float4*>(&memory.model[warp_][r][4 * lane_]) = {sums[r][0], sums[r][1], sums[r][2],
+                                                                            sums[r][3]};
         }
-      }
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-#pragma unroll
-        for (int j = 0; j < N; ++j) memory.model[warp_][r][d + j] = sums[r][j];
       }
       __syncthreads();
     }
-    const float* mean = view_.mean(kValues, head_);
+    const DeviceOutput& output = args_.output;
+#pragma unroll 1
     for (int i = thread_; i < rows_ * S::kDim; i += kDecodeThreads) {
-      const int r = i / S::kDim, c = i % S::kDim;
+      const int r = i / S::kDim, c = own;
       if (c >= head_dim) continue;
-      float sum = shared_.l[r] * mean[c];
+      float sum = shared_.coded_l[r] * mean;
       if (value_basis) {
 #pragma unroll
         for (int w = 0; w < kDecodeWarps; ++w) sum += memory.model[w][r][c];
       } else {
         // Two code coordinates may stand for one of the model's.
-        for (int k = 0; k < head_dim; ++k) sum += memory.order[k] == c ? memory.code[r][k] : 0.0f;
+#pragma unroll 1
+        for (int k = 0; k < head_dim; ++k) sum += memory.order[k] == c ? memory.code[k][r] : 0.0f;
       }
-      args_.out.o[StateRow(r) * head_dim + c] = sum;
+#pragma unroll
+      for (int k = 0; k < kSets; ++k) sum += memory.exact[k][r][c];
+      if (output.data == nullptr) {
+        args_.out.o[shared_.state_row[r] * head_dim + c] = sum;
+      } else {
+        const float all = shared_.l[r];
+        StoreElement(output.data, output.type, shared_.output_at[r] + c, all > 0.0f ? sum / all : 0.0f);
+      }
     }
-    for (int i = thread_; i < parts * rows_; i += kDecodeThreads) {
-      const int part = i / rows_, r = i % rows_;
-      args_.out.l[at(part, r)] = part == 0 ? shared_.l[r] : 0.0f;
-      if (part == 0) args_.out.m[StateRow(r)] = shared_.m[r];
+    float* to_m = output.data == nullptr ? args_.out.m : output.m;
+    float* to_l = output.data == nullptr ? args_.out.l : output.l;
+    if (thread_ < rows_ && to_m != nullptr) {
+      to_m[shared_.state_row[thread_]] = shared_.m[thread_];
+      to_l[shared_.state_row[thread_]] = shared_.l[thread_];
+    }
+    if (output.data != nullptr || warp_ >= rows_) return;
+#pragma unroll 1
+    for (int part = 1 + lane_; part < parts; part += kWarpSize) {
+      args_.out.l[part * part_rows + shared_.state_row[warp_]] = 0.0f;
     }
   }
 
-  // --- Exact positions: a row per warp at a time.
+  // --- Exact positions, the tail's rows behind the segment's: a few rows per warp at a time.
 
   __device__ void AttendExact() {
+    constexpr int kAtOnce = 16 / R;  // as many as there are registers for
     const int head_dim = view_.layout->head_dim;
+    const DeviceDense& tail = args_.tail;
+    const int64_t tail_rows = tail.length != nullptr ? *tail.length : tail.last;
+    const int64_t visible = tail.length != nullptr ? tail_rows - args_.queries.tokens + 1 : tail.visible;
+    const int64_t in_segment = view_.layout->exact, rows = in_segment + tail_rows;
     const int parts = static_cast<int>(gridDim.x) - args_.coded_parts;
     const int part = static_cast<int>(blockIdx.x) - args_.coded_parts;
-    const int64_t share = (view_.layout->exact + parts - 1) / parts;
-    const int64_t end = min(view_.layout->exact, (part + 1) * share);
+    const int64_t share = (rows + parts - 1) / parts;
+    const int64_t end = min(rows, (part + 1) * share);
     const int d = lane_ * N;
     const bool inside = d < head_dim;
+    const auto load = [&](Side side, int64_t i, float(&to)[N]) {
+      if (!inside) return;
+      const bool in_tail = i >= in_segment;
+      const DeviceHeads& heads = side == kKeys ? tail.keys : tail.values;
+      const Element type = in_tail ? heads.type : Element::kF16;
+      const void* from = in_tail ? heads.data : view_.exact_rows(side, head_);
+      const int64_t at =
+          (in_tail ? head_ * heads.head_stride + (i - in_segment) * heads.token_stride : i * head_dim) + d;
+      if (type == Element::kF32) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) to[j] = static_cast<const float*>(from)[at + j];
+        return;
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const uint16_t bits = static_cast<const uint16_t*>(from)[at + j];
+        to[j] = type == Element::kF16 ? __half2float(__ushort_as_half(bits)) : __uint_as_float(uint32_t{bits} << 16);
+      }
+    };
+    LoadQueries();
+    __syncthreads();
     float q[R][N], o[R][N] = {}, m[R], l[R] = {};
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       m[r] = -INFINITY;
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        q[r][j] = r < rows_ && inside
-                      ? args_.scale * LoadElement(args_.queries.data, args_.queries.type, QueryAt(r) + d + j)
-                      : 0.0f;
-      }
+      for (int j = 0; j < N; ++j) q[r][j] = inside ? shared_.rows[r][d + j] : 0.0f;
     }
-    for (int64_t i = part * share + warp_; i < end; i += kDecodeWarps) {
-      float key[N] = {}, value[N] = {};
-      if (inside) {
-        LoadHalves(view_.exact_rows(kKeys, head_) + i * head_dim + d, key);
-        LoadHalves(view_.exact_rows(kValues, head_) + i * head_dim + d, value);
+#pragma unroll 1
+    for (int64_t i = part * share + warp_; i < end; i += kAtOnce * kDecodeWarps) {
+      float key[kAtOnce][N] = {}, value[kAtOnce][N] = {};
+#pragma unroll
+      for (int b = 0; b < kAtOnce; ++b) {
+        const int64_t at = min(i + b * kDecodeWarps, end - 1);
+        load(kKeys, at, key[b]);
+        load(kValues, at, value[b]);
       }
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        float dot = 0.0f;
+        float dot[kAtOnce] = {}, new_m = m[r];
 #pragma unroll
-        for (int j = 0; j < N; ++j) dot = fmaf(q[r][j], key[j], dot);
-        dot = WarpSum(dot);
-        const float new_m = fmaxf(m[r], dot);
-        const float factor = exp2f(m[r] - new_m), weight = exp2f(dot - new_m);
+        for (int b = 0; b < kAtOnce; ++b) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) dot[b] = fmaf(q[r][j], key[b][j], dot[b]);
+          dot[b] = WarpSum(dot[b]);
+          // A query sees the segment and the tail up to its own row.
+          const int64_t at = i + b * kDecodeWarps;
+          const bool unseen = at >= in_segment && at - in_segment >= visible + shared_.query_token[r];
+          if (at >= end || unseen) dot[b] = -INFINITY;
+          new_m = fmaxf(new_m, dot[b]);
+        }
+        const float base = new_m == -INFINITY ? 0.0f : new_m;  // nothing seen so far: weights are 0
+        const float factor = exp2f(m[r] - base);
         m[r] = new_m;
-        l[r] = l[r] * factor + weight;
+        l[r] *= factor;
 #pragma unroll
-        for (int j = 0; j < N; ++j) o[r][j] = fmaf(weight, value[j], o[r][j] * factor);
+        for (int j = 0; j < N; ++j) o[r][j] *= factor;
+#pragma unroll
+        for (int b = 0; b < kAtOnce; ++b) {
+          const float weight = exp2f(dot[b] - base);
+          l[r] += weight;
+#pragma unroll
+          for (int j = 0; j < N; ++j) o[r][j] = fmaf(weight, value[b][j], o[r][j]);
+        }
       }
     }
     float(&warp_m)[kDecodeWarps][R] = *reinterpret_cast<float(*)[kDecodeWarps][R]>(shared_.key_place);
@@ -1039,23 +1142,6 @@ class Block {
     }
     __syncthreads();
     WriteState(weight);
-  }
-
-  __device__ static void LoadHalves(const uint16_t* from, float (&to)[N]) {
-    uint32_t words[N / 2];
-    if constexpr (N == 4) {
-      const uint2 two = *reinterpret_cast<const uint2*>(from);
-      words[0] = two.x;
-      words[1] = two.y;
-    } else {
-      words[0] = *reinterpret_cast<const uint32_t*>(from);
-    }
-#pragma unroll
-    for (int j = 0; j < N / 2; ++j) {
-      const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&words[j]));
-      to[2 * j] = f.x;
-      to[2 * j + 1] = f.y;
-    }
   }
 
   const DecodeSpectralArgs& args_;

@@ -1,9 +1,11 @@
 #include "backend/cuda/device.h"
 
 #include <cmath>
+#include <vector>
 
 #include "backend/cuda/check.h"
 #include "backend/cuda/code_tables.h"
+#include "backend/cuda/decode_tables.h"
 #include "base/aligned_buffer.h"
 #include "format/residual_code.h"
 
@@ -72,9 +74,13 @@ Result<DeviceRopeTable> DeviceRopeTable::Make(const RopeTable& table) {
   const auto pairs = static_cast<size_t>(table.pairs());
   const size_t tiles = static_cast<size_t>((table.max_position() + RopeTable::kTile - 1) / RopeTable::kTile);
   const size_t tile_floats = tiles * pairs, offset_floats = RopeTable::kTile * pairs;
-  AKV_ASSIGN_OR_RETURN(out.buffer_,
-                       DeviceBuffer::Make(2 * (tile_floats + offset_floats) * sizeof(float), "a RoPE table"));
-  float* next = out.buffer_.as<float>();
+  const std::vector<uint32_t> tables = decode::MakeDecodeTables(table);
+  const size_t table_bytes = tables.size() * sizeof(uint32_t);  // first, for they are copied 16 bytes at a time
+  AKV_ASSIGN_OR_RETURN(
+      out.buffer_, DeviceBuffer::Make(table_bytes + 2 * (tile_floats + offset_floats) * sizeof(float), "a RoPE table"));
+  AKV_RETURN_IF_ERROR(Upload(out.buffer_.data(), tables.data(), table_bytes, nullptr));
+  out.rope_.decode_tables = out.buffer_.as<uint32_t>();
+  float* next = out.buffer_.as<float>() + tables.size();
   const auto place = [&](const float* rows, size_t floats, const float** to) -> Status {
     *to = next;
     if (floats > 0) AKV_RETURN_IF_ERROR(Upload(next, rows, floats * sizeof(float), nullptr));

@@ -75,6 +75,7 @@ struct DeviceRope {
   const float* tile_sin = nullptr;
   const float* offset_cos = nullptr;
   const float* offset_sin = nullptr;
+  const uint32_t* decode_tables = nullptr;  // MakeDecodeTables of decode_tables.h
   int pairs = 0;
   bool interleaved = false;
   int head_dim = 0;
