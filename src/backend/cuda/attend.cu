@@ -174,7 +174,8 @@ Result<PartialStatesBuffer> PartialStatesBuffer::Make(int64_t rows, int head_dim
   const size_t states = static_cast<size_t>(rows * parts * (head_dim + 2)) * sizeof(float);
   const size_t tickets = static_cast<size_t>(rows) * sizeof(int32_t);
   AKV_ASSIGN_OR_RETURN(out.buffer_, DeviceBuffer::Make(states + tickets, "partial attention states"));
-  AKV_RETURN_IF_ERROR(ToStatus(cudaMemset(out.buffer_.as<std::byte>() + states, 0, tickets), "partial states"));
+  AKV_RETURN_IF_ERROR(Clear(out.buffer_.as<std::byte>() + states, tickets, nullptr));
+  AKV_RETURN_IF_ERROR(Synchronize(nullptr));  // streams that do not wait for the default one may use it from here on
   out.rows_ = rows;
   out.head_dim_ = head_dim;
   out.parts_ = parts;

@@ -62,6 +62,7 @@ class PartialStatesBuffer {
  public:
   PartialStatesBuffer() noexcept = default;
   static Result<PartialStatesBuffer> Make(int64_t rows, int head_dim, int parts);
+  bool empty() const noexcept { return parts_ == 0; }
   // For at most as many rows as it was made for.
   PartialStates states(int64_t rows) const noexcept;
 
