@@ -2,6 +2,7 @@
 #include "eval/runner.h"
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <map>
 
@@ -14,6 +15,7 @@ namespace {
 class RunnerTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    omp_set_num_threads(1);  // the work is too small for more
     const std::string path = test::WriteTinyChatModel(directory_, "tiny");
     EngineOptions options;
     options.threads = 1;

@@ -214,7 +214,9 @@ Status DeviceSteps::Step(DeviceKvCache* cache, std::span<const int32_t> ids, int
 
 Status DeviceSteps::EnqueueStep(const DeviceKvCache& cache, int64_t tokens, int64_t rows, const PartialStates& states,
                                 float* logits) {
-  const auto [activations, hidden] = RowsFor(tokens);
+  const Rows at = RowsFor(tokens);
+  const Activations* const activations = at.activations;
+  float* const hidden = at.hidden;
   AKV_RETURN_IF_ERROR(transformer_->Embed(ids(1), tokens, hidden));
   Attention attention;
   attention.cache = &cache;
@@ -352,7 +354,9 @@ Status DeviceSteps::Pass(std::span<DeviceKvCache* const> caches, float* logits) 
 
 Status DeviceSteps::EnqueueEach(std::span<DeviceKvCache* const> caches, float* logits) {
   const auto count = static_cast<int64_t>(caches.size());
-  const auto [activations, hidden] = RowsFor(count);
+  const Rows at = RowsFor(count);
+  const Activations* const activations = at.activations;
+  float* const hidden = at.hidden;
   // A graph must bring every layer's weights itself, whatever was expanded when it was captured.
   transformer_->ForgetExpanded();
   AKV_RETURN_IF_ERROR(transformer_->Embed(ids(count), count, hidden));
