@@ -5,7 +5,6 @@
 
 #include "backend/cuda/attend.cuh"
 #include "backend/cuda/decode_spectral.cuh"
-#include "format/spectral_code.h"
 
 namespace anchorkv::cuda {
 namespace {
@@ -153,12 +152,6 @@ int ExactParts(const SpectralLayout& layout, int parts) {
   const int64_t exact = CeilDiv(layout.exact, kTileTokens);
   const int64_t share = (parts * exact + (layout.tiles() + exact) / 2) / std::max<int64_t>(1, layout.tiles() + exact);
   return static_cast<int>(std::clamp<int64_t>(share, 1, parts - 1));
-}
-
-SpectralSource MakeSpectralSource(const DeviceSpectralSegment& segment, const DeviceRope& rope) {
-  SpectralSource source{segment, rope, MakeCodeTables(segment.layout.head_dim, /*uniform=*/false), {}};
-  for (int b = 0; b < 256; ++b) source.scales[b] = SpectralScale(static_cast<uint8_t>(b));
-  return source;
 }
 
 }  // namespace

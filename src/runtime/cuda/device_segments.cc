@@ -38,6 +38,11 @@ class AnchorOnDevice final : public DeviceKvSegment {
                 Stream stream) const override {
     return AttendAnchor({layout_, bytes_.data(), first_position()}, rope, queries, 0, layout_.tokens, out, stream);
   }
+  bool rebuilds() const noexcept override { return true; }
+  Status Rebuild(const DeviceRope& rope, const DeviceHeads& keys, const DeviceHeads& values,
+                 Stream stream) const override {
+    return RebuildAnchor({layout_, bytes_.data(), first_position()}, rope, keys, values, stream);
+  }
   Result<SegmentImage> Image(Stream stream) const override {
     AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, DownloadBytes(bytes_, stream));
     return PackedImage(layout_, first_position(), std::move(bytes));
@@ -64,6 +69,11 @@ class SpectralOnDevice final : public DeviceKvSegment {
     return DecodesSpectral(queries, layout_.head_dim)
                ? DecodeSpectral(segment, rope, queries, out, stream)
                : AttendSpectral(segment, rope, queries, 0, layout_.tokens, out, stream);
+  }
+  bool rebuilds() const noexcept override { return true; }
+  Status Rebuild(const DeviceRope& rope, const DeviceHeads& keys, const DeviceHeads& values,
+                 Stream stream) const override {
+    return RebuildSpectral({layout_, bytes_.data(), first_position()}, rope, keys, values, stream);
   }
   Result<SegmentImage> Image(Stream stream) const override {
     AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, DownloadBytes(bytes_, stream));
@@ -195,6 +205,10 @@ Result<std::shared_ptr<const DeviceKvSegment>> CompressSpectral(const DeviceLaye
 }
 
 }  // namespace
+
+Status DeviceKvSegment::Rebuild(const DeviceRope&, const DeviceHeads&, const DeviceHeads&, Stream) const {
+  return Unsupported("the rows of segments of this method are not rebuilt");
+}
 
 Result<SegmentImage> DeviceKvSegment::Image(Stream) const {
   return Unsupported("segments of this method cannot be stored; those of the profiles paper, blend and adaptive can");

@@ -7,14 +7,17 @@
 
 #include "backend/cuda/check.h"
 #include "runtime/cuda/ops.h"
+#include "runtime/cuda/prefill_attention.h"
 
 namespace anchorkv::cuda {
 namespace {
 
-constexpr int64_t kStepTokens = 1024;  // tokens of one step at most
-constexpr int64_t kLogitRows = 64;     // of a step whose tokens all get logits
-constexpr int64_t kRowsUnit = 128;     // buffers of many rows grow by
-constexpr size_t kBatches = 4;         // captured steps of several sequences that are kept
+constexpr int64_t kStepTokens = 1024;   // tokens of one step at most
+constexpr int64_t kLogitRows = 256;     // of a step whose tokens all get logits
+constexpr int64_t kPromptTokens = 64;   // attention of more tokens goes the way of prompts
+constexpr int64_t kRebuiltUnit = 1024;  // rows by which their memory grows
+constexpr int64_t kRowsUnit = 128;      // buffers of many rows grow by
+constexpr size_t kBatches = 4;          // captured steps of several sequences that are kept
 
 Result<DeviceBuffer> MakeFloats(int64_t count, const char* what) {
   return DeviceBuffer::Make(static_cast<size_t>(count) * sizeof(float), what);
@@ -57,7 +60,8 @@ Status DeviceSteps::PrepareRows(int64_t rows) {
 }
 
 Result<float*> DeviceSteps::PrepareLogits(int64_t rows) {
-  const size_t bytes = static_cast<size_t>(rows * info().vocab) * sizeof(float);
+  const int64_t capacity = rows <= kBlockRows ? kBlockRows : (rows + kRowsUnit - 1) / kRowsUnit * kRowsUnit;
+  const size_t bytes = static_cast<size_t>(capacity * info().vocab) * sizeof(float);
   if (staged_logits_.size_bytes() < bytes) {
     staged_logits_ = PinnedBuffer();
     AKV_ASSIGN_OR_RETURN(staged_logits_, PinnedBuffer::Make(bytes, "logits"));
@@ -66,7 +70,7 @@ Result<float*> DeviceSteps::PrepareLogits(int64_t rows) {
   if (many_logits_.size_bytes() < bytes) {
     batches_.clear();
     many_logits_ = DeviceBuffer();
-    AKV_ASSIGN_OR_RETURN(many_logits_, MakeFloats(std::max(rows, kLogitRows) * info().vocab, "logits"));
+    AKV_ASSIGN_OR_RETURN(many_logits_, MakeFloats(capacity * info().vocab, "logits"));
   }
   return many_logits_.as<float>();
 }
@@ -200,7 +204,12 @@ Status DeviceSteps::Step(DeviceKvCache* cache, std::span<const int32_t> ids, int
   if (tokens == 1) {
     AKV_RETURN_IF_ERROR(Pass({&cache, 1}, logits));
   } else {
-    AKV_ASSIGN_OR_RETURN(const PartialStates states, PrepareStates(tokens * info().q_heads, Parts(tokens, *cache)));
+    PartialStates states;
+    if (AttendsAsPrompt(*cache, tokens)) {
+      AKV_RETURN_IF_ERROR(PrepareRebuilt(cache->tokens() + tokens));
+    } else {
+      AKV_ASSIGN_OR_RETURN(states, PrepareStates(tokens * info().q_heads, Parts(tokens, *cache)));
+    }
     AKV_RETURN_IF_ERROR(EnqueueStep(*cache, tokens, rows, states, logits));
   }
   AKV_RETURN_IF_ERROR(Fetch(logits, rows, 1));
@@ -224,16 +233,82 @@ Status DeviceSteps::EnqueueStep(const DeviceKvCache& cache, int64_t tokens, int6
   attention.queries = Queries(activations->rotated, activations->type, tokens);
   attention.states = states;
   attention.attended = activations->attended;
+  const bool as_prompt = AttendsAsPrompt(cache, tokens);
   for (int layer = 0; layer < info().layers; ++layer) {
     if (tokens > kBlockRows) AKV_RETURN_IF_ERROR(transformer_->Expand(layer));
     AKV_RETURN_IF_ERROR(transformer_->RunLayer(layer, hidden, tokens, *activations, [&]() -> Status {
       AKV_RETURN_IF_ERROR(StoreRows(cache, layer, tokens, *activations));
-      return Attend(attention, layer, stream());
+      return as_prompt ? AttendAsPrompt(cache, layer, tokens, *activations) : Attend(attention, layer, stream());
     }));
   }
   if (rows == 0) return {};
-  AKV_RETURN_IF_ERROR(transformer_->Logits(hidden + (tokens - rows) * info().hidden, rows, few_, logits));
+  AKV_RETURN_IF_ERROR(transformer_->Logits(hidden + (tokens - rows) * info().hidden, rows,
+                                           rows > kBlockRows ? *activations : few_, logits));
   return FlagNonFinite(logits, rows * info().vocab, &places()->not_finite, stream());
+}
+
+bool DeviceSteps::AttendsAsPrompt(const DeviceKvCache& cache, int64_t tokens) const {
+  if (tokens <= kPromptTokens || parts_.prompt_type() != Element::kF16 || cache.tail_type() != Element::kF16 ||
+      info().head_dim > kMaxPromptHeadDim) {
+    return false;
+  }
+  for (int layer = 0; layer < info().layers; ++layer) {
+    for (const auto& segment : cache.segments(layer)) {
+      if (!segment->rebuilds()) return false;
+    }
+  }
+  return true;
+}
+
+Status DeviceSteps::PrepareRebuilt(int64_t rows) {
+  if (rows <= rebuilt_rows_) return {};
+  rebuilt_rows_ = 0;
+  rebuilt_ = DeviceBuffer();
+  const int64_t capacity = (rows + kRebuiltUnit - 1) / kRebuiltUnit * kRebuiltUnit;
+  AKV_ASSIGN_OR_RETURN(rebuilt_, DeviceBuffer::Make(static_cast<size_t>(2 * capacity * parts_.kv_width()) * 2,
+                                                    "a layer's rebuilt rows"));
+  rebuilt_rows_ = capacity;
+  return {};
+}
+
+Status DeviceSteps::AttendAsPrompt(const DeviceKvCache& cache, int layer, int64_t tokens,
+                                   const Activations& activations) const {
+  const int64_t head_dim = info().head_dim, stretch = rebuilt_rows_ * head_dim;
+  // Rows from `first` on.
+  const auto rows = [&](Side side, int64_t first) {
+    return DeviceHeads{rebuilt_.as<uint16_t>() + side * info().kv_heads * stretch + first * head_dim,
+                       Element::kF16,
+                       info().kv_heads,
+                       rebuilt_rows_ - first,
+                       info().head_dim,
+                       stretch,
+                       head_dim};
+  };
+  int64_t first = 0;
+  for (const auto& segment : cache.segments(layer)) {
+    AKV_RETURN_IF_ERROR(segment->Rebuild(parts_.rope, rows(kKeys, first), rows(kValues, first), stream()));
+    first += segment->tokens();
+  }
+  const auto row_bytes = static_cast<size_t>(head_dim) * sizeof(uint16_t);
+  const int64_t tail_rows = cache.tail_rows() + tokens;
+  for (const Side side : {kKeys, kValues}) {
+    AKV_RETURN_IF_ERROR(ToStatus(
+        cudaMemcpy2DAsync(const_cast<void*>(rows(side, first).data), static_cast<size_t>(rebuilt_rows_) * row_bytes,
+                          cache.tail(layer, side).data, static_cast<size_t>(cache.capacity()) * row_bytes,
+                          static_cast<size_t>(tail_rows) * row_bytes, static_cast<size_t>(info().kv_heads),
+                          cudaMemcpyDeviceToDevice, stream()),
+        "putting exact rows behind rebuilt ones"));
+  }
+  PrefillAttention attention;
+  attention.queries = activations.rotated;
+  attention.keys = rows(kKeys, 0);
+  attention.values = rows(kValues, 0);
+  attention.tokens = tokens;
+  attention.past = cache.tokens();
+  attention.q_heads = info().q_heads;
+  attention.out = activations.attended;
+  attention.type = activations.type;
+  return AttendPrompt(attention, stream());
 }
 
 Status DeviceSteps::StoreRows(const DeviceKvCache& cache, int layer, int64_t tokens,

@@ -60,8 +60,14 @@ class DeviceSteps {
 
   // One step of as many tokens as `ids`; `rows` last ones get logits, which are written to out [rows, vocab].
   Status Step(DeviceKvCache* cache, std::span<const int32_t> ids, int64_t rows, float* out);
+  // `states`: where attention does not go the way of prompts.
   Status EnqueueStep(const DeviceKvCache& cache, int64_t tokens, int64_t rows, const PartialStates& states,
                      float* logits);
+  // Whether attention of so many tokens goes the way of prompts: over f16 rows of all positions, on tensor cores.
+  bool AttendsAsPrompt(const DeviceKvCache& cache, int64_t tokens) const;
+  // That way: a layer's segments are rebuilt once, its tail put behind them.
+  Status AttendAsPrompt(const DeviceKvCache& cache, int layer, int64_t tokens, const Activations& activations) const;
+  Status PrepareRebuilt(int64_t rows);
   Status StoreRows(const DeviceKvCache& cache, int layer, int64_t tokens, const Activations& activations) const;
 
   // Up to kMaxSequences, whose caches are prepared. An error is that of all; otherwise each has its status.
@@ -107,6 +113,8 @@ class DeviceSteps {
   DeviceBuffer few_hidden_, many_hidden_, few_logits_, many_logits_;
   PartialStatesBuffer states_;  // of several tokens of one sequence
   int64_t states_floats_ = 0;
+  DeviceBuffer rebuilt_;  // [2 sides, kv_heads, rebuilt_rows_, head_dim], f16
+  int64_t rebuilt_rows_ = 0;
   DeviceBuffer input_;  // never moves
   PinnedBuffer staged_input_, staged_logits_;
 
