@@ -56,6 +56,9 @@ struct EvalOptions {
   MethodOptions method;
 };
 
+// Configurations that answer together on a GPU: as many as its products of few rows take (docs/architecture.md).
+constexpr int kTogether = 32;
+
 // The compared variants of `eval ablation`, laid over the paper's profile.
 constexpr const char* kAblations[] = {
     "anchorkv:paper",
@@ -190,6 +193,7 @@ Status Evaluation::Open(const nlohmann::json& typed) {
   engine.backend = backend_;
   AKV_ASSIGN_OR_RETURN(const ModelInfo info, ReadModelInfo(options_.model));
   AKV_ASSIGN_OR_RETURN(engine.device, ResolveDevice(options_.device, info.layers));
+  if (engine.device == Device::kCuda) runner.together = kTogether;
   const bool studies_host = options_.suite == "distort" || options_.suite == "cosine";
   if (studies_host && engine.device != Device::kCpu) {
     return Unsupported("the suite " + options_.suite + " runs on the CPU only; leave --device away");

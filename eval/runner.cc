@@ -181,14 +181,40 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
   {
     AKV_ASSIGN_OR_RETURN(const auto cache, engine_->MakeDenseCache(*prompt->record));
     for (size_t i = 0; i < turns.size(); ++i) {
-      const auto start = std::chrono::steady_clock::now();
       AKV_ASSIGN_OR_RETURN(const AnswerScore answer, answerer.Reference(cache.get(), turns[i], &references[i]));
       const Row row = Identity(sample, questions[i], protocol, full);
       if (report_full && hooks.wanted(row)) {
-        AKV_RETURN_IF_ERROR(finish(i, row, answer, *cache, SecondsSince(start)));
+        AKV_RETURN_IF_ERROR(finish(i, row, answer, *cache, answer.seconds));
       }
     }
   }
+
+  // Compressed, and not asked yet.
+  struct Waiting {
+    const Configuration* configuration;
+    std::vector<size_t> wanted;  // of the turns
+    std::unique_ptr<KvCache> cache;
+    double compress_s;
+  };
+  std::vector<Waiting> waiting;
+  const auto ask = [&]() -> Status {
+    for (size_t i = 0; i < turns.size(); ++i) {
+      std::vector<const Waiting*> asked;
+      std::vector<KvCache*> caches;
+      for (const Waiting& w : waiting) {
+        if (std::find(w.wanted.begin(), w.wanted.end(), i) == w.wanted.end()) continue;
+        asked.push_back(&w);
+        caches.push_back(w.cache.get());
+      }
+      AKV_ASSIGN_OR_RETURN(const auto answers, answerer.Compare(caches, turns[i], references[i]));
+      for (size_t k = 0; k < asked.size(); ++k) {
+        AKV_RETURN_IF_ERROR(finish(i, Identity(sample, questions[i], protocol, *asked[k]->configuration), answers[k],
+                                   *asked[k]->cache, asked[k]->compress_s + answers[k].seconds));
+      }
+    }
+    waiting.clear();
+    return {};
+  };
 
   EqualBytes equal_bytes(engine_, prompt->record.get(), backend_);
   bool observed = false;
@@ -204,7 +230,8 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
           ObserveReconstruction(engine_, *tokenizer_, frame(sample).after, prompt->tokens, prompt->record.get()));
       observed = true;
     }
-    auto start = std::chrono::steady_clock::now();
+    if (!waiting.empty() && !HasRoom(*prompt->record)) AKV_RETURN_IF_ERROR(ask());
+    const auto start = std::chrono::steady_clock::now();
     Result<StoredSegments> segments = equal_bytes.Compress(c);
     const double compress_s = SecondsSince(start);
     if (!segments.ok()) {
@@ -217,15 +244,20 @@ Status Runner::RunProtocol(const Sample& sample, Protocol protocol, Prompt* prom
       continue;
     }
     if (wanted.empty()) continue;
-    AKV_ASSIGN_OR_RETURN(const auto cache, engine_->MakeCache(std::move(*segments)));
-    for (const size_t i : wanted) {
-      start = std::chrono::steady_clock::now();
-      AKV_ASSIGN_OR_RETURN(const AnswerScore answer, answerer.Compare(cache.get(), turns[i], references[i]));
-      AKV_RETURN_IF_ERROR(
-          finish(i, Identity(sample, questions[i], protocol, c), answer, *cache, compress_s + SecondsSince(start)));
-    }
+    AKV_ASSIGN_OR_RETURN(auto cache, engine_->MakeCache(std::move(*segments)));
+    waiting.push_back({&c, std::move(wanted), std::move(cache), compress_s});
+    if (static_cast<int>(waiting.size()) >= options_.together) AKV_RETURN_IF_ERROR(ask());
   }
-  return {};
+  return ask();
+}
+
+bool Runner::HasRoom(const PromptRecord& record) const {
+  // The largest cache that may come, of 16-bit rows; what compressing it needs; answers.
+  constexpr int64_t kAnswers = int64_t{1} << 30;
+  const Result<GpuInfo> gpu = QueryGpu();
+  const ModelInfo& info = engine_->info();
+  const int64_t dense = LayerShape{info.kv_heads, info.head_dim, record.tokens()}.dense_bytes() * info.layers;
+  return !gpu.ok() || gpu->free_bytes > 2 * dense + kAnswers;
 }
 
 Status ObserveReconstruction(Engine* engine, const Tokenizer& tokenizer, const std::string& answer_opening,

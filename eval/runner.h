@@ -28,6 +28,9 @@ struct RunnerOptions {
   std::vector<Protocol> protocols;
   std::vector<Configuration> configurations;  // the full cache is run in any case
   int kl_positions = 48;
+  // Configurations that are compressed before any of them is asked, to answer in steps of all of them; fewer where the
+  // GPU has no room. For devices on which such steps cost less than each one's own.
+  int together = 1;
   std::string chat_template;       // "" the model's
   nlohmann::ordered_json columns;  // of every row: model, model_hash, seed
 };
@@ -89,6 +92,8 @@ class Runner {
   const ChatFrame& frame(const Sample& sample) const { return sample.chat ? chat_ : plain_; }
   Result<Turn> MakeTurn(const Question& question, std::span<const int32_t> asked) const;
   Row Identity(const Sample& sample, size_t question, Protocol protocol, const Configuration& configuration) const;
+  // Whether the GPU, if there is one, can hold one more cache of the prompt.
+  bool HasRoom(const PromptRecord& record) const;
   // questions[i] belongs to turns[i].
   Status RunProtocol(const Sample& sample, Protocol protocol, Prompt* prompt, std::span<const size_t> questions,
                      std::span<const Turn> turns, const Hooks& hooks);

@@ -157,11 +157,12 @@ class Engine {
 
   // One more token for each of several caches, all different: Append of each, as one step of the model where the
   // device can share the products with weights. Every cache gets a status of its own; one that failed is as it was.
-  // On the CPU the logits may differ from those of Append in rounding: ggml multiplies several rows with other kernels.
+  // The logits may differ from those of Append in rounding: on the CPU ggml multiplies several rows with other kernels;
+  // on a GPU sums over positions are split otherwise, and more than 32 rows are multiplied as those of prompts are.
   struct SequenceStep {
     KvCache* cache = nullptr;
     int32_t token = 0;
-    std::vector<float>* logits = nullptr;  // [vocab]
+    std::vector<float>* logits = nullptr;  // [vocab], may be null
     Status status;
   };
   virtual void AppendEach(std::span<SequenceStep> steps);

@@ -209,7 +209,8 @@ void HostEngine::AppendEach(std::span<SequenceStep> steps) {
     for (size_t i = 0; i < valid.size(); ++i) {
       // One sequence must not spoil the others: after an error each runs on its own.
       valid[i]->status = status.ok() ? Status() : steps_->Append(caches[i], {&tokens[i], 1}, valid[i]->logits, false);
-      if (status.ok()) valid[i]->logits->assign(&logits[i * vocab], &logits[i * vocab] + vocab);
+      std::vector<float>* const out = valid[i]->logits;
+      if (status.ok() && out != nullptr) out->assign(&logits[i * vocab], &logits[i * vocab] + vocab);
     }
     valid.clear();
     caches.clear();

@@ -9,6 +9,7 @@
 
 #include "anchorkv/rope.h"
 #include "base/half.h"
+#include "format/anchor_layout.h"
 #include "runtime/cuda/ops.h"
 #include "support/random.h"
 
@@ -366,6 +367,119 @@ TEST_F(CudaOps, StoreHeadRows) {
       }
     }
   }
+}
+
+// As StoreHeadRows of each sequence alone; the tails differ in length and type.
+TEST_F(CudaOps, StoreSequenceRows) {
+  constexpr int kLayers = 2, kLayer = 1, kQHeads = 4, kKvHeads = 2;
+  struct Tail {
+    int64_t capacity;
+    int row, position;
+    Element type;
+  };
+  const std::vector<Tail> kinds = {
+      {3, 0, 299, Element::kF32}, {9, 8, 8, Element::kF16}, {5, 2, 70, Element::kF32}, {1, 0, 0, Element::kF16}};
+  const auto sequences = static_cast<int64_t>(kinds.size());
+  for (const int head_dim : {80, 128, 256}) {
+    for (const Element type : {Element::kF32, Element::kF16}) {
+      RopeSpec spec;
+      spec.rotary_dim = head_dim;
+      const auto table = RopeTable::Make(spec, head_dim, 300).value();
+      const cuda::DeviceRopeTable device_table = cuda::DeviceRopeTable::Make(*table).value();
+      Random random(13);
+      const auto floats = [&](int64_t rows) { return Send(random.Gaussians(static_cast<size_t>(rows * head_dim))); };
+      const DeviceBuffer q = floats(sequences * kQHeads), k = floats(sequences * kKvHeads),
+                         v = floats(sequences * kKvHeads), q_bias = floats(kQHeads), v_bias = floats(kKvHeads);
+      const auto empty = [](int64_t elements, Element of) {
+        return Send(std::vector<std::byte>(static_cast<size_t>(elements * cuda::SizeOf(of)), std::byte{0xff}));
+      };
+      const auto values = [](const DeviceBuffer& buffer, Element of) {
+        if (of == Element::kF32) return Fetch<float>(buffer);
+        std::vector<float> out;
+        for (const uint16_t bits : Fetch<uint16_t>(buffer)) out.push_back(HalfToFloat(bits));
+        return out;
+      };
+      const int64_t query_width = int64_t{kQHeads} * head_dim, kv_width = int64_t{kKvHeads} * head_dim;
+      const DeviceBuffer rotated = empty(sequences * query_width, type),
+                         rotated_alone = empty(sequences * query_width, type);
+      std::vector<DeviceBuffer> tails, tails_alone;
+      std::vector<cuda::SequencePlace> places;
+      for (int64_t i = 0; i < sequences; ++i) {
+        const Tail& tail = kinds[static_cast<size_t>(i)];
+        const int64_t elements = 2 * kLayers * kv_width * tail.capacity;
+        tails.push_back(empty(elements, tail.type));
+        tails_alone.push_back(empty(elements, tail.type));
+        places.push_back({tails.back().data(), tail.type, tail.capacity, tail.position, tail.row, tail.row + 1, 0});
+        cuda::HeadRowsArgs one;
+        one.tokens = 1;
+        one.head_dim = head_dim;
+        one.position_offset = tail.position;
+        one.rope = &device_table.rope();
+        one.x = q.as<float>() + i * query_width;
+        one.bias = q_bias.as<float>();
+        one.heads = kQHeads;
+        one.out = rotated_alone.data() + i * query_width * cuda::SizeOf(type);
+        one.type = type;
+        one.head_stride = head_dim;
+        ExpectOk(cuda::StoreHeadRows(one, nullptr));
+        one.heads = kKvHeads;
+        one.type = tail.type;
+        one.head_stride = tail.capacity * head_dim;
+        one.token_stride = head_dim;
+        one.out_row_offset = tail.row;
+        for (const Side side : {kKeys, kValues}) {
+          one.x = (side == kKeys ? k : v).as<float>() + i * kv_width;
+          one.bias = side == kKeys ? nullptr : v_bias.as<float>();
+          one.rope = side == kKeys ? &device_table.rope() : nullptr;
+          one.out =
+              tails_alone.back().data() + (2 * kLayer + side) * kv_width * tail.capacity * cuda::SizeOf(tail.type);
+          ExpectOk(cuda::StoreHeadRows(one, nullptr));
+        }
+      }
+      const DeviceBuffer device_places = Send(places);
+      cuda::SequenceRowsArgs args;
+      args.places = device_places.as<cuda::SequencePlace>();
+      args.sequences = sequences;
+      args.layer = kLayer;
+      args.q_heads = kQHeads;
+      args.kv_heads = kKvHeads;
+      args.head_dim = head_dim;
+      args.q = q.as<float>();
+      args.k = k.as<float>();
+      args.v = v.as<float>();
+      args.q_bias = q_bias.as<float>();
+      args.v_bias = v_bias.as<float>();
+      args.rope = &device_table.rope();
+      args.rotated = rotated.data();
+      args.type = type;
+      ExpectOk(cuda::StoreSequenceRows(args, nullptr));
+      const auto expect_same = [&](const DeviceBuffer& a, const DeviceBuffer& b, Element of, const std::string& what) {
+        const std::vector<float> together = values(a, of), alone = values(b, of);
+        ASSERT_EQ(together.size(), alone.size());
+        for (size_t i = 0; i < alone.size(); ++i) {
+          if (std::isnan(alone[i]) ? std::isnan(together[i]) : std::abs(together[i] - alone[i]) < 1e-2f) continue;
+          ADD_FAILURE() << what << ", head_dim " << head_dim << ": element " << i << " is " << together[i] << " and "
+                        << alone[i] << " alone";
+          return;
+        }
+      };
+      expect_same(rotated, rotated_alone, type, "queries");
+      for (size_t i = 0; i < tails.size(); ++i) {
+        expect_same(tails[i], tails_alone[i], kinds[i].type, "tail " + std::to_string(i));
+      }
+    }
+  }
+}
+
+TEST_F(CudaOps, SequencesThatAreNotFiniteAreFlagged) {
+  constexpr int64_t kWidth = 1030;
+  std::vector<float> x(4 * kWidth, 1.0f);
+  x[2 * kWidth - 1] = std::numeric_limits<float>::infinity();
+  x[3 * kWidth] = std::numeric_limits<float>::quiet_NaN();
+  const DeviceBuffer device_x = Send(x), places = Send(std::vector<cuda::SequencePlace>(4));
+  ExpectOk(cuda::FlagNonFiniteRows(device_x.as<float>(), 4, kWidth, places.as<cuda::SequencePlace>(), nullptr));
+  const auto flagged = Fetch<cuda::SequencePlace>(places);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(flagged[i].not_finite, i == 1 || i == 3 ? 1 : 0) << "sequence " << i;
 }
 
 TEST_F(CudaOps, NumbersThatAreNotFiniteAreFlagged) {

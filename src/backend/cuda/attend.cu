@@ -5,7 +5,6 @@
 
 #include "backend/cuda/attend.cuh"
 #include "backend/cuda/decode_spectral.cuh"
-#include "format/spectral_code.h"
 
 namespace anchorkv::cuda {
 namespace {
@@ -156,12 +155,6 @@ int ExactParts(const SpectralLayout& layout, int parts, int64_t exact, int64_t w
   return static_cast<int>(std::clamp<int64_t>(share, 1, parts - 1));
 }
 
-SpectralSource MakeSpectralSource(const DeviceSpectralSegment& segment, const DeviceRope& rope) {
-  SpectralSource source{segment, rope, MakeCodeTables(segment.layout.head_dim, /*uniform=*/false), {}};
-  for (int b = 0; b < 256; ++b) source.scales[b] = SpectralScale(static_cast<uint8_t>(b));
-  return source;
-}
-
 }  // namespace
 
 PartialStates Slice(const PartialStates& all, int head_dim, int first, int count) {
@@ -175,7 +168,8 @@ Result<PartialStatesBuffer> PartialStatesBuffer::Make(int64_t rows, int head_dim
   const size_t states = static_cast<size_t>(rows * parts * (head_dim + 2)) * sizeof(float);
   const size_t tickets = static_cast<size_t>(rows) * sizeof(int32_t);
   AKV_ASSIGN_OR_RETURN(out.buffer_, DeviceBuffer::Make(states + tickets, "partial attention states"));
-  AKV_RETURN_IF_ERROR(ToStatus(cudaMemset(out.buffer_.as<std::byte>() + states, 0, tickets), "partial states"));
+  AKV_RETURN_IF_ERROR(Clear(out.buffer_.as<std::byte>() + states, tickets, nullptr));
+  AKV_RETURN_IF_ERROR(Synchronize(nullptr));  // streams that do not wait for the default one may use it from here on
   out.rows_ = rows;
   out.head_dim_ = head_dim;
   out.parts_ = parts;

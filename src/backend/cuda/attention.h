@@ -62,6 +62,7 @@ class PartialStatesBuffer {
  public:
   PartialStatesBuffer() noexcept = default;
   static Result<PartialStatesBuffer> Make(int64_t rows, int head_dim, int parts);
+  bool empty() const noexcept { return parts_ == 0; }
   // For at most as many rows as it was made for.
   PartialStates states(int64_t rows) const noexcept;
 
@@ -95,6 +96,13 @@ Status DecodeSpectral(const DeviceSpectralSegment& segment, const DeviceRope& ro
                       const PartialStates& out, Stream stream);
 // Whether DecodeSpectral takes such queries: at most 8 rows per kv head, head dimensions up to 128.
 bool DecodesSpectral(const DeviceQueries& queries, int head_dim);
+
+// A segment's rows as attention sees them, keys after RoPE, put back into memory for attention of many queries: f16
+// [kv_heads, at least the segment's tokens, head_dim] each, numbers beyond +-65504 as those. Head dimensions up to 128.
+Status RebuildAnchor(const DeviceSegment& segment, const DeviceRope& rope, const DeviceHeads& keys,
+                     const DeviceHeads& values, Stream stream);
+Status RebuildSpectral(const DeviceSpectralSegment& segment, const DeviceRope& rope, const DeviceHeads& keys,
+                       const DeviceHeads& values, Stream stream);
 
 // Exact rows after RoPE; query token i sees rows t < visible + i of [first, last).
 struct DeviceDense {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/tile.cuh"
+#include "format/spectral_code.h"
 #include "format/spectral_layout.h"
 
 namespace anchorkv::cuda {
@@ -174,5 +175,11 @@ struct SpectralSource {
     return v;
   }
 };
+
+inline SpectralSource MakeSpectralSource(const DeviceSpectralSegment& segment, const DeviceRope& rope) {
+  SpectralSource source{segment, rope, MakeCodeTables(segment.layout.head_dim, /*uniform=*/false), {}};
+  for (int b = 0; b < 256; ++b) source.scales[b] = SpectralScale(static_cast<uint8_t>(b));
+  return source;
+}
 
 }  // namespace anchorkv::cuda

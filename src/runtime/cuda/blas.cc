@@ -63,13 +63,15 @@ Result<std::unique_ptr<Blas>> Blas::Make(Stream stream) {
 Blas::~Blas() = default;
 
 Status Blas::Multiply(const void* w, const void* x, Element type, int64_t tokens, int64_t inputs, int64_t outputs,
-                      bool add, float* y) const {
+                      bool add, float* y, int64_t y_stride) const {
   const float one = 1.0f, kept = add ? 1.0f : 0.0f;
   const cudaDataType_t in = type == Element::kF32 ? CUDA_R_32F : CUDA_R_16F;
   const int m = static_cast<int>(outputs), n = static_cast<int>(tokens), k = static_cast<int>(inputs);
+  const int stride = y_stride > 0 ? static_cast<int>(y_stride) : m;
   // Column-major: y is [outputs, tokens] = w^T x.
-  const cublasStatus_t status = library_->gemm(library_->handle, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &one, w, in, k, x,
-                                               in, k, &kept, y, CUDA_R_32F, m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  const cublasStatus_t status =
+      library_->gemm(library_->handle, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &one, w, in, k, x, in, k, &kept, y,
+                     CUDA_R_32F, stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   if (status == CUBLAS_STATUS_SUCCESS) return {};
   return Internal("a matrix product failed in cuBLAS with code " + std::to_string(static_cast<int>(status)));
 }

@@ -16,9 +16,9 @@ class Blas {
   ~Blas();
 
   // y[t][o] (+)= sum_i w[o][i] x[t][i]: w [outputs, inputs] and x [tokens, inputs] both of `type` (kF16 or kF32, full
-  // single precision), y [tokens, outputs] f32. add: y keeps what it has.
+  // single precision), y [tokens, outputs] f32, rows y_stride apart (0: outputs). add: y keeps what it has.
   Status Multiply(const void* w, const void* x, Element type, int64_t tokens, int64_t inputs, int64_t outputs, bool add,
-                  float* y) const;
+                  float* y, int64_t y_stride = 0) const;
 
  private:
   Blas() = default;

@@ -1,7 +1,6 @@
 #include "runtime/cuda/cuda_engine.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -9,15 +8,10 @@
 #include "base/alloc_guard.h"
 #include "baseline/each_layer.h"
 #include "codec/codec.h"
-#include "runtime/cuda/ops.h"
 #include "runtime/cuda/prompt_run.h"
 
 namespace anchorkv::cuda {
 namespace {
-
-constexpr int64_t kStepTokens = 1024;  // tokens of one step at most
-constexpr int64_t kLogitRows = 64;     // of a step whose tokens all get logits
-constexpr int64_t kInputIds = 4;       // in step_input_: three numbers and the flag come before the ids
 
 // Fills caches with a prompt.
 class CacheFiller final : public LayerTaker {
@@ -123,17 +117,7 @@ Result<std::unique_ptr<Engine>> CudaEngine::Make(const GgufFile& file, ModelSpec
   e.parts_.device = e.device_;
   e.parts_.stream = e.stream_;
   e.transformer_ = std::make_unique<Transformer>(e.parts_);
-
-  AKV_ASSIGN_OR_RETURN(e.few_, Activations::Make(e.parts_, kBlockRows));
-  const auto make = [](int64_t bytes, const char* what) {
-    return DeviceBuffer::Make(static_cast<size_t>(bytes), what);
-  };
-  AKV_ASSIGN_OR_RETURN(e.few_hidden_,
-                       make(kBlockRows * e.info().hidden * int64_t{sizeof(float)}, "a step's hidden states"));
-  AKV_ASSIGN_OR_RETURN(e.few_logits_, make(e.info().vocab * int64_t{sizeof(float)}, "logits"));
-  const int64_t input_bytes = (kInputIds + kStepTokens) * int64_t{sizeof(int32_t)};
-  AKV_ASSIGN_OR_RETURN(e.step_input_, make(input_bytes, "a step's tokens"));
-  AKV_ASSIGN_OR_RETURN(e.staged_input_, PinnedBuffer::Make(static_cast<size_t>(input_bytes), "a step's tokens"));
+  AKV_ASSIGN_OR_RETURN(e.steps_, DeviceSteps::Make(e.transformer_.get()));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 
@@ -355,193 +339,17 @@ Status CudaEngine::Append(KvCache* cache, std::span<const int32_t> tokens, std::
                           bool all_logits) {
   AKV_ASSIGN_OR_RETURN(DeviceKvCache* const own, Own(cache));
   AKV_RETURN_IF_ERROR(CheckTokens(tokens, own->tokens()));
-  const auto count = static_cast<int64_t>(tokens.size());
-  const int64_t vocab = info().vocab;
-  const bool all = all_logits && logits != nullptr;
-  if (logits != nullptr) logits->resize(static_cast<size_t>((all ? count : 1) * vocab));
-  const int64_t chunk = all ? kLogitRows : kStepTokens;
-  for (int64_t first = 0; first < count; first += chunk) {
-    const int64_t n = std::min(chunk, count - first);
-    const bool last = first + n == count;
-    const int64_t rows = all ? n : last && logits != nullptr ? 1 : 0;
-    float* out = rows > 0 ? logits->data() + (all ? first * vocab : 0) : nullptr;
-    AKV_RETURN_IF_ERROR(Step(own, tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(n)), rows, out));
-  }
-  return {};
+  return steps_->Append(own, tokens, logits, all_logits);
 }
 
-DeviceQueries CudaEngine::StepQueries(const Activations& activations, int64_t tokens) const {
-  DeviceQueries queries;
-  queries.data = activations.rotated;
-  queries.type = activations.type;
-  queries.tokens = static_cast<int>(tokens);
-  queries.kv_heads = info().kv_heads;
-  queries.gqa_ratio = info().q_heads / info().kv_heads;
-  queries.token_stride = parts_.query_width();
-  queries.head_stride = info().head_dim;
-  return queries;
-}
-
-int CudaEngine::Parts(int64_t tokens, int64_t rows) const {
-  return SplitCount(device_, StepQueries(few_, tokens), rows);
-}
-
-int CudaEngine::Parts(int64_t tokens, const DeviceKvSegment& segment) const {
-  return std::max(Parts(tokens, segment.tokens()), segment.min_parts());
-}
-
-int CudaEngine::StepParts(const DeviceKvCache& cache, int64_t tokens) const {
-  int most = 0;  // layers may hold segments of different kinds
-  for (int layer = 0; layer < info().layers; ++layer) {
-    int parts = 0;
-    for (const auto& segment : cache.segments(layer)) parts += Parts(tokens, *segment);
-    most = std::max(most, parts);
+void CudaEngine::AppendEach(std::span<SequenceStep> steps) {
+  std::vector<DeviceSteps::Sequence> valid;
+  for (SequenceStep& step : steps) {
+    const Result<DeviceKvCache*> own = Own(step.cache);
+    step.status = own.ok() ? CheckTokens({&step.token, 1}, step.cache->tokens()) : own.status();
+    if (step.status.ok()) valid.push_back({*own, &step});
   }
-  return most + Parts(tokens, cache.capacity());
-}
-
-Status CudaEngine::PrepareMany(int64_t tokens, int64_t rows, int parts) {
-  if (many_.tokens() < tokens || many_.tokens() == 0) {
-    const int64_t capacity = std::min(kStepTokens, std::max(2 * kLogitRows, (tokens + 127) / 128 * 128));
-    many_ = Activations();
-    many_hidden_ = DeviceBuffer();
-    AKV_ASSIGN_OR_RETURN(many_, Activations::Make(parts_, capacity));
-    AKV_ASSIGN_OR_RETURN(many_hidden_, DeviceBuffer::Make(static_cast<size_t>(capacity * info().hidden) * sizeof(float),
-                                                          "a step's hidden states"));
-  }
-  const int64_t floats = rows * parts;
-  if (states_floats_ < floats) {
-    states_ = PartialStatesBuffer();
-    AKV_ASSIGN_OR_RETURN(states_, PartialStatesBuffer::Make(floats, info().head_dim, 1));
-    states_floats_ = floats;
-  }
-  return {};
-}
-
-Status CudaEngine::Step(DeviceKvCache* cache, std::span<const int32_t> ids, int64_t rows, float* out) {
-  const auto tokens = static_cast<int64_t>(ids.size());
-  AKV_RETURN_IF_ERROR(cache->Reserve(cache->tail_rows() + tokens, stream_));
-  auto* staged = staged_input_.as<int32_t>();
-  const StepInput input = {static_cast<int32_t>(cache->tokens()), static_cast<int32_t>(cache->tail_rows()),
-                           static_cast<int32_t>(cache->tail_rows() + tokens)};
-  std::memcpy(staged, &input, sizeof input);
-  staged[3] = 0;
-  std::memcpy(staged + kInputIds, ids.data(), ids.size_bytes());
-  AKV_RETURN_IF_ERROR(Upload(step_input_.data(), staged, kInputIds * sizeof(int32_t) + ids.size_bytes(), stream_));
-
-  float* logits = few_logits_.as<float>();
-  const int64_t state_rows = tokens * info().q_heads;
-  if (tokens == 1) {
-    if (cache->graph.empty()) {
-      const int parts = StepParts(*cache, 1);
-      AKV_ASSIGN_OR_RETURN(cache->states, PartialStatesBuffer::Make(state_rows, info().head_dim, parts));
-      AKV_ASSIGN_OR_RETURN(cache->graph, DecodeGraph::Capture(stream_, [&] {
-                             return EnqueueStep(*cache, 1, 1, few_, cache->states.states(state_rows),
-                                                few_hidden_.as<float>(), logits);
-                           }));
-    }
-    AKV_RETURN_IF_ERROR(cache->graph.Launch(stream_));
-  } else {
-    const int parts = StepParts(*cache, tokens);
-    AKV_RETURN_IF_ERROR(PrepareMany(tokens, state_rows, parts));
-    if (rows > 1) {
-      const size_t bytes = static_cast<size_t>(kLogitRows * info().vocab) * sizeof(float);
-      if (many_logits_.size_bytes() == 0) {
-        AKV_ASSIGN_OR_RETURN(many_logits_, DeviceBuffer::Make(bytes, "logits"));
-      }
-      logits = many_logits_.as<float>();
-    }
-    // All parts in one stretch of memory.
-    PartialStates states = states_.states(states_floats_);
-    states.m = states.o + state_rows * parts * info().head_dim;
-    states.l = states.m + state_rows * parts;
-    states.rows = state_rows;
-    states.parts = parts;
-    const bool few = tokens <= kBlockRows;
-    AKV_RETURN_IF_ERROR(EnqueueStep(*cache, tokens, rows, few ? few_ : many_, states,
-                                    (few ? few_hidden_ : many_hidden_).as<float>(), logits));
-  }
-
-  if (rows > 0) {
-    const size_t bytes = static_cast<size_t>(rows * info().vocab) * sizeof(float);
-    if (staged_logits_.size_bytes() < bytes) {
-      staged_logits_ = PinnedBuffer();
-      AKV_ASSIGN_OR_RETURN(staged_logits_, PinnedBuffer::Make(bytes, "logits"));
-    }
-    AKV_RETURN_IF_ERROR(Download(staged_logits_.as<float>(), logits, bytes, stream_));
-    AKV_RETURN_IF_ERROR(Download(staged + 3, step_input_.as<int32_t>() + 3, sizeof(int32_t), stream_));
-  }
-  AKV_RETURN_IF_ERROR(Synchronize(stream_));
-  if (rows > 0) {
-    if (staged[3] != 0) {
-      return Internal("the model produced a logit that is not a finite number at position " +
-                      std::to_string(cache->tokens()));
-    }
-    std::memcpy(out, staged_logits_.as<float>(), static_cast<size_t>(rows * info().vocab) * sizeof(float));
-  }
-  cache->Commit(tokens);
-  return {};
-}
-
-Status CudaEngine::EnqueueStep(const DeviceKvCache& cache, int64_t tokens, int64_t rows, const Activations& activations,
-                               const PartialStates& states, float* hidden, float* logits) {
-  AKV_RETURN_IF_ERROR(transformer_->Embed(step_input_.as<int32_t>() + kInputIds, tokens, hidden));
-  for (int layer = 0; layer < info().layers; ++layer) {
-    if (activations.tokens() > kBlockRows) AKV_RETURN_IF_ERROR(transformer_->Expand(layer));
-    AKV_RETURN_IF_ERROR(transformer_->RunLayer(layer, hidden, tokens, activations, [&]() -> Status {
-      return AttendStep(cache, layer, tokens, activations, states);
-    }));
-  }
-  if (rows == 0) return {};
-  AKV_RETURN_IF_ERROR(transformer_->Logits(hidden + (tokens - rows) * info().hidden, rows, few_, logits));
-  return FlagNonFinite(logits, rows * info().vocab, step_input_.as<int32_t>() + 3, stream_);
-}
-
-Status CudaEngine::AttendStep(const DeviceKvCache& cache, int layer, int64_t tokens, const Activations& activations,
-                              const PartialStates& states) const {
-  const DeviceLayerWeights& weights = weights_->layer(layer);
-  const auto* input = step_input_.as<int32_t>();
-  HeadRowsArgs args;
-  args.tokens = tokens;
-  args.head_dim = info().head_dim;
-  args.position = input;
-  const auto store = [&](const float* x, const float* bias, int heads, bool rotate, const DeviceHeads& out) {
-    args.x = x;
-    args.bias = bias;
-    args.heads = heads;
-    args.rope = rotate ? &parts_.rope : nullptr;
-    args.out = const_cast<void*>(out.data);
-    args.type = out.type;
-    args.head_stride = out.head_stride;
-    args.token_stride = out.token_stride;
-    return StoreHeadRows(args, stream_);
-  };
-  const DeviceHeads rotated = {activations.rotated, activations.type, info().q_heads,      tokens,
-                               info().head_dim,     info().head_dim,  parts_.query_width()};
-  AKV_RETURN_IF_ERROR(store(activations.q, weights.q_bias, info().q_heads, true, rotated));
-  args.out_row = input + 1;
-  DeviceDense tail;
-  tail.keys = cache.tail(layer, kKeys);
-  tail.values = cache.tail(layer, kValues);
-  tail.last = cache.capacity();
-  tail.length = input + 2;
-  AKV_RETURN_IF_ERROR(store(activations.k, weights.k_bias, info().kv_heads, true, tail.keys));
-  AKV_RETURN_IF_ERROR(store(activations.v, weights.v_bias, info().kv_heads, false, tail.values));
-
-  const DeviceQueries queries = StepQueries(activations, tokens);
-  int first = 0;
-  for (const auto& segment : cache.segments(layer)) {
-    const int count = Parts(tokens, *segment);
-    AKV_RETURN_IF_ERROR(segment->Attend(parts_.rope, queries, Slice(states, info().head_dim, first, count), stream_));
-    first += count;
-  }
-  AKV_RETURN_IF_ERROR(AttendDense(tail, queries, Slice(states, info().head_dim, first, states.parts - first), stream_));
-  DeviceOutput out;
-  out.data = activations.attended;
-  out.type = activations.type;
-  out.token_stride = parts_.query_width();
-  out.head_stride = info().head_dim;
-  return MergeStates(states, {}, info().head_dim, info().q_heads, out, stream_);
+  steps_->AppendEach(valid);
 }
 
 }  // namespace anchorkv::cuda

@@ -8,6 +8,7 @@
 
 #include "runtime/cuda/device_cache.h"
 #include "runtime/cuda/device_record.h"
+#include "runtime/cuda/device_steps.h"
 #include "runtime/cuda/transformer.h"
 #include "runtime/engine.h"
 #include "runtime/gguf_file.h"
@@ -39,15 +40,9 @@ class CudaEngine final : public Engine {
                                            std::span<const SegmentImage> layers) const override;
   MemoryUse prefill_memory() const noexcept override { return prefill_memory_; }
   Status Append(KvCache* cache, std::span<const int32_t> tokens, std::vector<float>* logits, bool all_logits) override;
+  void AppendEach(std::span<SequenceStep> steps) override;
 
  private:
-  // Where a step finds its place, in device memory and staged in host memory.
-  struct StepInput {
-    int32_t position;  // of the first token
-    int32_t row;       // of the exact tail, for the first token
-    int32_t length;    // rows of the tail after the step
-  };
-
   CudaEngine() = default;
   Result<DeviceKvCache*> Own(KvCache* cache) const;
   // Copies a layer's exact rows between a cache, whose rows are `capacity` apart, and [2, kv_heads, tokens, head_dim].
@@ -55,21 +50,6 @@ class CudaEngine final : public Engine {
   Status RestoreRows(const SegmentImage& image, int layer, DeviceKvCache* cache) const;
   Result<const DeviceRecord*> Own(const PromptRecord* record) const;
   Result<std::unique_ptr<DeviceKvCache>> MakeDeviceCache(const CacheConfig& config) const;
-
-  // One step of as many tokens as `ids`; `rows` last ones get logits, which are written to out [rows, vocab].
-  Status Step(DeviceKvCache* cache, std::span<const int32_t> ids, int64_t rows, float* out);
-  Status EnqueueStep(const DeviceKvCache& cache, int64_t tokens, int64_t rows, const Activations& activations,
-                     const PartialStates& states, float* hidden, float* logits);
-  Status AttendStep(const DeviceKvCache& cache, int layer, int64_t tokens, const Activations& activations,
-                    const PartialStates& states) const;
-  DeviceQueries StepQueries(const Activations& activations, int64_t tokens) const;
-  // `adaptive`, which the CPU compresses for now, several layers at once.
-  // Partial states of a source of `rows` rows, and of a segment.
-  int Parts(int64_t tokens, int64_t rows) const;
-  int Parts(int64_t tokens, const DeviceKvSegment& segment) const;
-  int StepParts(const DeviceKvCache& cache, int64_t tokens) const;
-  // Buffers for steps of `tokens` tokens.
-  Status PrepareMany(int64_t tokens, int64_t states_rows, int parts);
 
   ModelSpec spec_;
   const Backend* backend_ = nullptr;  // of what is compressed on the host
@@ -80,14 +60,7 @@ class CudaEngine final : public Engine {
   DeviceRopeTable rope_table_;
   DeviceParts parts_;  // points at the fields above
   std::unique_ptr<Transformer> transformer_;
-
-  // Of steps: the same memory in every step of up to kBlockRows tokens, so that captured steps stay valid.
-  Activations few_, many_;
-  DeviceBuffer few_hidden_, many_hidden_, few_logits_, many_logits_;
-  PartialStatesBuffer states_;
-  int64_t states_floats_ = 0;
-  DeviceBuffer step_input_;  // StepInput, the flag of logits that are not finite, ids
-  PinnedBuffer staged_input_, staged_logits_;
+  std::unique_ptr<DeviceSteps> steps_;
 
   // What Restore has put on the device, for as long as a cache uses it: sequences of one stored prompt share its bytes.
   struct Restored {

@@ -1,6 +1,7 @@
 #include "runtime/cuda/device_cache.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "backend/cuda/check.h"
@@ -13,6 +14,15 @@ namespace {
 constexpr int64_t kSpareRows = 256;
 
 }  // namespace
+
+DeviceKvCache::DeviceKvCache() { NewLayout(); }
+
+void DeviceKvCache::NewLayout() {
+  static std::atomic<uint64_t> last{0};
+  layout_ = ++last;
+  graph = DecodeGraph();
+  states = PartialStatesBuffer();
+}
 
 Result<std::unique_ptr<DeviceKvCache>> DeviceKvCache::Make(const CacheConfig& config) {
   AKV_RETURN_IF_ERROR(CheckHeadDim(config.head_dim));
@@ -45,8 +55,19 @@ Status DeviceKvCache::Reserve(int64_t rows, Stream stream) {
   AKV_RETURN_IF_ERROR(Synchronize(stream));  // steps may still read the old rows
   tails_ = std::move(grown);
   capacity_ = capacity;
-  graph = DecodeGraph();
+  NewLayout();
   return {};
+}
+
+SequencePlace DeviceKvCache::Place(int64_t count) const noexcept {
+  SequencePlace place;
+  place.tails = tails_.data();
+  place.type = tail_type();
+  place.capacity = capacity_;
+  place.position = static_cast<int32_t>(tokens_);
+  place.row = static_cast<int32_t>(tail_rows());
+  place.length = static_cast<int32_t>(tail_rows() + count);
+  return place;
 }
 
 DeviceHeads DeviceKvCache::tail(int layer, Side side) const noexcept {
@@ -64,7 +85,7 @@ DeviceHeads DeviceKvCache::tail(int layer, Side side) const noexcept {
 void DeviceKvCache::SetSegments(DeviceSegments segments) {
   tokens_ = compressed_ = segments.front()->tokens();
   for (size_t l = 0; l < segments.size(); ++l) layers_[l].push_back(std::move(segments[l]));
-  graph = DecodeGraph();
+  NewLayout();
 }
 
 Status DeviceKvCache::Truncate(int64_t n) {
@@ -78,7 +99,7 @@ Status DeviceKvCache::Truncate(int64_t n) {
     }
     for (DeviceSegments& layer : layers_) layer.clear();
     compressed_ = 0;
-    graph = DecodeGraph();
+    NewLayout();
   }
   tokens_ = n;
   if (n == 0) uncompressed_reason_.clear();

@@ -10,6 +10,7 @@
 #include "cache/kv_cache.h"
 #include "runtime/cuda/decode_graph.h"
 #include "runtime/cuda/device_segments.h"
+#include "runtime/cuda/ops.h"
 
 namespace anchorkv::cuda {
 
@@ -40,12 +41,20 @@ class DeviceKvCache final : public KvCache {
   void Commit(int64_t count) noexcept { tokens_ += count; }
   void set_uncompressed_reason(std::string reason) { uncompressed_reason_ = std::move(reason); }
 
-  // One token's step, captured for the present buffers; empty when it has to be captured (again).
+  // Where the next `count` tokens go; there must be room for them.
+  SequencePlace Place(int64_t count) const noexcept;
+  // A number that no other cache has or had. It changes when the tails move or the segments are others: what was
+  // captured before must not run again.
+  uint64_t layout() const noexcept { return layout_; }
+
+  // Of one token's step and of the present layout, made by the engine; dropped when the layout changes. A step of
+  // several caches uses the states too.
   DecodeGraph graph;
-  PartialStatesBuffer states;  // of the captured step
+  PartialStatesBuffer states;
 
  private:
-  DeviceKvCache() = default;
+  DeviceKvCache();
+  void NewLayout();
   int64_t RowElements() const noexcept { return int64_t{config_.kv_heads} * config_.head_dim; }
 
   CacheConfig config_;
@@ -54,6 +63,7 @@ class DeviceKvCache final : public KvCache {
   int64_t capacity_ = 0;
   int64_t tokens_ = 0;
   int64_t compressed_ = 0;
+  uint64_t layout_ = 0;
   std::string uncompressed_reason_;
 };
 

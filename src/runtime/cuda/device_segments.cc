@@ -38,6 +38,11 @@ class AnchorOnDevice final : public DeviceKvSegment {
                 Stream stream) const override {
     return AttendAnchor({layout_, bytes_.data(), first_position()}, rope, queries, 0, layout_.tokens, out, stream);
   }
+  bool rebuilds() const noexcept override { return true; }
+  Status Rebuild(const DeviceRope& rope, const DeviceHeads& keys, const DeviceHeads& values,
+                 Stream stream) const override {
+    return RebuildAnchor({layout_, bytes_.data(), first_position()}, rope, keys, values, stream);
+  }
   Result<SegmentImage> Image(Stream stream) const override {
     AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, DownloadBytes(bytes_, stream));
     return PackedImage(layout_, first_position(), std::move(bytes));
@@ -60,10 +65,21 @@ class SpectralOnDevice final : public DeviceKvSegment {
   int min_parts() const noexcept override { return kMinSpectralParts; }
   Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                 Stream stream) const override {
-    const DeviceSpectralSegment segment{layout_, bytes_.data(), first_position()};
     return DecodesSpectral(queries, layout_.head_dim)
-               ? DecodeSpectral(segment, rope, queries, out, stream)
-               : AttendSpectral(segment, rope, queries, 0, layout_.tokens, out, stream);
+               ? DecodeSpectral(segment(), rope, queries, out, stream)
+               : AttendSpectral(segment(), rope, queries, 0, layout_.tokens, out, stream);
+  }
+  bool attends_with_tail(const DeviceQueries& queries, const DeviceDense& tail) const noexcept override {
+    return DecodesSpectral(queries, layout_.head_dim) && AttendsWithTail(tail);
+  }
+  Status AttendWithTail(const DeviceRope& rope, const DeviceQueries& queries, const DeviceDense& tail,
+                        const PartialStates& states, const DeviceOutput& out, Stream stream) const override {
+    return DecodeSpectralStep(segment(), rope, queries, tail, states, out, stream);
+  }
+  bool rebuilds() const noexcept override { return true; }
+  Status Rebuild(const DeviceRope& rope, const DeviceHeads& keys, const DeviceHeads& values,
+                 Stream stream) const override {
+    return RebuildSpectral(segment(), rope, keys, values, stream);
   }
   Result<SegmentImage> Image(Stream stream) const override {
     AKV_ASSIGN_OR_RETURN(AlignedBuffer bytes, DownloadBytes(bytes_, stream));
@@ -71,6 +87,8 @@ class SpectralOnDevice final : public DeviceKvSegment {
   }
 
  private:
+  DeviceSpectralSegment segment() const noexcept { return {layout_, bytes_.data(), first_position()}; }
+
   SpectralLayout layout_;
   DeviceBuffer bytes_;
 };
@@ -195,6 +213,15 @@ Result<std::shared_ptr<const DeviceKvSegment>> CompressSpectral(const DeviceLaye
 }
 
 }  // namespace
+
+Status DeviceKvSegment::AttendWithTail(const DeviceRope&, const DeviceQueries&, const DeviceDense&,
+                                       const PartialStates&, const DeviceOutput&, Stream) const {
+  return Unsupported("segments of this method and a tail have no kernel in common");
+}
+
+Status DeviceKvSegment::Rebuild(const DeviceRope&, const DeviceHeads&, const DeviceHeads&, Stream) const {
+  return Unsupported("the rows of segments of this method are not rebuilt");
+}
 
 Result<SegmentImage> DeviceKvSegment::Image(Stream) const {
   return Unsupported("segments of this method cannot be stored; those of the profiles paper, blend and adaptive can");

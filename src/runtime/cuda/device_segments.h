@@ -25,6 +25,16 @@ class DeviceKvSegment : public StoredSegment {
   // Partial states of all query rows over the whole segment, in out.parts parts (at least min_parts()); only enqueues.
   virtual Status Attend(const DeviceRope& rope, const DeviceQueries& queries, const PartialStates& out,
                         Stream stream) const = 0;
+  // Whether AttendWithTail does all of a step's attention over the segment and such a tail, in one kernel.
+  virtual bool attends_with_tail(const DeviceQueries&, const DeviceDense&) const noexcept { return false; }
+  // `states` is scratch, in at least min_parts() parts; only enqueues.
+  virtual Status AttendWithTail(const DeviceRope& rope, const DeviceQueries& queries, const DeviceDense& tail,
+                                const PartialStates& states, const DeviceOutput& out, Stream stream) const;
+  // Whether Rebuild can put the rows of all positions into memory.
+  virtual bool rebuilds() const noexcept { return false; }
+  // f16 keys after RoPE and values, [kv_heads, at least tokens(), head_dim]; only enqueues. Head dimensions up to 128.
+  virtual Status Rebuild(const DeviceRope& rope, const DeviceHeads& keys, const DeviceHeads& values,
+                         Stream stream) const;
   // A copy of its bytes in host memory, to be stored; waits for the stream. kUnsupported for other methods than this
   // project's own.
   virtual Result<SegmentImage> Image(Stream stream) const;

@@ -76,7 +76,36 @@ struct HeadRowsArgs {
 };
 Status StoreHeadRows(const HeadRowsArgs& args, Stream stream);
 
+// Where one more token of a sequence goes, in device memory: a captured step reads it anew each time.
+struct SequencePlace {
+  void* tails = nullptr;         // [layers, 2 sides, kv_heads, capacity, head_dim], exact rows after RoPE
+  Element type = Element::kF16;  // of the tails, kF32 or kF16
+  int64_t capacity = 0;
+  int32_t position = 0;    // of the token, below rope->max_position
+  int32_t row = 0;         // of the tails, for the token
+  int32_t length = 0;      // of the tails, with what the step adds
+  int32_t not_finite = 0;  // set when a logit of the sequence is not
+};
+
+// q, k and v of one token each of several sequences: what StoreHeadRows does, for all of them at once.
+struct SequenceRowsArgs {
+  const SequencePlace* places = nullptr;  // [sequences]
+  int64_t sequences = 0;
+  int layer = 0;
+  int q_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  const float *q = nullptr, *k = nullptr, *v = nullptr;                 // [sequences, heads, head_dim]
+  const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;  // [heads, head_dim], or null
+  const DeviceRope* rope = nullptr;                                     // on the host
+  void* rotated = nullptr;                                              // `type` [sequences, q_heads, head_dim]
+  Element type = Element::kF32;
+};
+Status StoreSequenceRows(const SequenceRowsArgs& args, Stream stream);
+
 // flag[0] = 1 if any of x is not finite; otherwise it stays as it is.
 Status FlagNonFinite(const float* x, int64_t count, int32_t* flag, Stream stream);
+// The same for each of x [sequences, width], in places[i].not_finite; at most 65535 sequences.
+Status FlagNonFiniteRows(const float* x, int64_t sequences, int64_t width, SequencePlace* places, Stream stream);
 
 }  // namespace anchorkv::cuda

@@ -58,10 +58,21 @@ __global__ void __launch_bounds__(kThreads) AddBiasKernel(float* y, const float*
   for (int64_t i = FirstItem(); i < count; i += ItemStride()) y[i] += bias[i % width];
 }
 
-__global__ void __launch_bounds__(kThreads) FlagNonFiniteKernel(const float* x, int64_t count, int32_t* flag) {
+constexpr int64_t kFlagEach = 4 * kThreads;  // numbers that a block looks at
+
+__device__ void FlagRow(const float* x, int64_t count, int32_t* flag) {
   for (int64_t i = FirstItem(); i < count; i += ItemStride()) {
     if (!isfinite(x[i])) *flag = 1;  // all that write write the same
   }
+}
+
+__global__ void __launch_bounds__(kThreads) FlagNonFiniteKernel(const float* x, int64_t count, int32_t* flag) {
+  FlagRow(x, count, flag);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    FlagNonFiniteRowsKernel(const float* x, int64_t width, SequencePlace* places) {
+  FlagRow(x + blockIdx.y * width, width, &places[blockIdx.y].not_finite);
 }
 
 template <typename T, int N>
@@ -102,6 +113,55 @@ __global__ void __launch_bounds__(kThreads) StoreHeadRowsKernel(const __grid_con
   }
   const int64_t out_row = Counter(args.out_row) + args.out_row_offset + token;
   StoreNarrowed(v, args.head_dim, static_cast<T*>(args.out) + head * args.head_stride + out_row * args.token_stride);
+}
+
+// A kernel's copy of SequenceRowsArgs, with the rotation by value.
+struct SequenceRows {
+  SequenceRowsArgs args;
+  DeviceRope rope;
+};
+
+// One warp per row of q, k and v.
+template <int N>
+__global__ void __launch_bounds__(kThreads) StoreSequenceRowsKernel(const __grid_constant__ SequenceRows rows) {
+  __shared__ float memory[kWarps][kWarpSize * N];
+  const SequenceRowsArgs& args = rows.args;
+  const int heads = args.q_heads + 2 * args.kv_heads;
+  const int64_t item = int64_t{blockIdx.x} * kWarps + WarpId();
+  if (item >= args.sequences * heads) return;
+  const int64_t sequence = item / heads;
+  const SequencePlace& place = args.places[sequence];
+  int head = static_cast<int>(item % heads);
+  const float *x = args.q, *bias = args.q_bias;
+  int own_heads = args.q_heads;
+  bool rotate = true;
+  void* out = args.rotated;
+  Element type = args.type;
+  int64_t to = (sequence * args.q_heads + head) * args.head_dim;
+  if (head >= args.q_heads) {
+    own_heads = args.kv_heads;
+    const int side = (head - args.q_heads) / args.kv_heads;
+    head = (head - args.q_heads) % args.kv_heads;
+    rotate = side == kKeys;
+    x = rotate ? args.k : args.v;
+    bias = rotate ? args.k_bias : args.v_bias;
+    out = place.tails;
+    type = place.type;
+    const int64_t stretch = (int64_t{2} * args.layer + side) * args.kv_heads + head;
+    to = (stretch * place.capacity + place.row) * args.head_dim;
+  }
+  WarpVector<N> v = LoadVector<N>(x, Element::kF32, (sequence * own_heads + head) * args.head_dim, args.head_dim);
+  if (bias != nullptr) {
+    const WarpVector<N> added = LoadVector<N>(bias, Element::kF32, int64_t{head} * args.head_dim, args.head_dim);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.x[j] += added.x[j];
+  }
+  if (rotate) Rotate(rows.rope, place.position, memory[WarpId()], &v);
+  if (type == Element::kF32) {
+    StoreNarrowed(v, args.head_dim, static_cast<float*>(out) + to);
+  } else {
+    StoreNarrowed(v, args.head_dim, static_cast<__half*>(out) + to);
+  }
 }
 
 Status CheckRope(const DeviceRope* rope, int head_dim) {
@@ -151,9 +211,29 @@ Status StoreHeadRows(const HeadRowsArgs& args, Stream stream) {
   });
 }
 
+Status StoreSequenceRows(const SequenceRowsArgs& args, Stream stream) {
+  AKV_RETURN_IF_ERROR(CheckHeadDim(args.head_dim));
+  AKV_RETURN_IF_ERROR(CheckRope(args.rope, args.head_dim));
+  if (args.rope == nullptr) return InvalidArgument("rows of sequences without a RoPE table");
+  if (args.type == Element::kBF16) return InvalidArgument("output as bf16; f32 and f16 can be written");
+  if (args.sequences == 0) return {};
+  const SequenceRows rows{args, *args.rope};
+  const auto blocks = static_cast<unsigned>(CeilDiv(args.sequences * (args.q_heads + 2 * args.kv_heads), kWarps));
+  return ForWidth(args.head_dim, [&](auto width) {
+    StoreSequenceRowsKernel<width()><<<blocks, kThreads, 0, stream>>>(rows);
+    return LaunchStatus("storing rows of sequences");
+  });
+}
+
 Status FlagNonFinite(const float* x, int64_t count, int32_t* flag, Stream stream) {
-  constexpr int64_t kEach = 4;
-  FlagNonFiniteKernel<<<BlocksFor(count, kEach * kThreads), kThreads, 0, stream>>>(x, count, flag);
+  FlagNonFiniteKernel<<<BlocksFor(count, kFlagEach), kThreads, 0, stream>>>(x, count, flag);
+  return LaunchStatus("looking for numbers that are not finite");
+}
+
+Status FlagNonFiniteRows(const float* x, int64_t sequences, int64_t width, SequencePlace* places, Stream stream) {
+  if (sequences == 0) return {};
+  const dim3 blocks(BlocksFor(width, kFlagEach), static_cast<unsigned>(sequences));
+  FlagNonFiniteRowsKernel<<<blocks, kThreads, 0, stream>>>(x, width, places);
   return LaunchStatus("looking for numbers that are not finite");
 }
 

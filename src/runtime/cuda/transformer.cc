@@ -11,6 +11,7 @@ namespace anchorkv::cuda {
 namespace {
 
 constexpr size_t kAlign = 256;
+constexpr int64_t kOutputRows = 8192;  // of the output matrix, expanded at a time at least
 
 std::initializer_list<DeviceMatrix DeviceLayerWeights::*> kMatrices = {
     &DeviceLayerWeights::q,    &DeviceLayerWeights::k,  &DeviceLayerWeights::v,   &DeviceLayerWeights::attn_output,
@@ -66,17 +67,24 @@ Status Transformer::Embed(const int32_t* ids, int64_t count, float* hidden) cons
   return LookUpRows(parts_.weights->embedding(), ids, count, hidden, parts_.stream);
 }
 
+Status Transformer::MakeExpanded() {
+  if (expanded_.size_bytes() > 0) return {};
+  const Element type = parts_.prompt_type();
+  const DeviceMatrix& output = parts_.weights->output();
+  const int64_t rows = std::min(kOutputRows, output.outputs);
+  size_t largest = static_cast<size_t>(rows * output.inputs * SizeOf(type));
+  for (int i = 0; i < parts_.spec->info.layers; ++i) {
+    largest = std::max(largest, ExpandedBytes(parts_.weights->layer(i), type));
+  }
+  AKV_ASSIGN_OR_RETURN(expanded_, DeviceBuffer::Make(largest, "a layer's expanded weights"));
+  return {};
+}
+
 Status Transformer::Expand(int layer) {
   if (layer == expanded_layer_) return {};
   expanded_layer_ = -1;
   const Element type = parts_.prompt_type();
-  if (expanded_.size_bytes() == 0) {
-    size_t largest = 1;
-    for (int i = 0; i < parts_.spec->info.layers; ++i) {
-      largest = std::max(largest, ExpandedBytes(parts_.weights->layer(i), type));
-    }
-    AKV_ASSIGN_OR_RETURN(expanded_, DeviceBuffer::Make(largest, "a layer's expanded weights"));
-  }
+  AKV_RETURN_IF_ERROR(MakeExpanded());
   std::byte* next = expanded_.data();
   const DeviceLayerWeights& weights = parts_.weights->layer(layer);
   for (const auto matrix : kMatrices) {
@@ -135,18 +143,40 @@ Status Transformer::RunLayer(int layer, float* hidden, int64_t tokens, const Act
   return Multiply(w.down, rows.gated, tokens, rows, w.down_bias, true, hidden);
 }
 
-Status Transformer::Logits(const float* hidden, int64_t count, const Activations& rows, float* logits) const {
+Status Transformer::Logits(const float* hidden, int64_t count, const Activations& rows, float* logits) {
   const ModelInfo& info = parts_.spec->info;
   const DeviceMatrix& w = parts_.weights->output();
-  auto* normalized = static_cast<float*>(rows.normalized);
-  for (int64_t t = 0; t < count; t += kFewTokens) {
-    const int64_t n = std::min<int64_t>(kFewTokens, count - t);
-    AKV_RETURN_IF_ERROR(RmsNorm(hidden + t * info.hidden, parts_.weights->output_norm(), n, info.hidden,
-                                static_cast<float>(info.rms_epsilon), Element::kF32, normalized, parts_.stream));
-    AKV_RETURN_IF_ERROR(
-        MultiplyFew(w, normalized, n, parts_.weights->output_bias(), false, logits + t * w.outputs, parts_.stream));
+  const float* bias = parts_.weights->output_bias();
+  const auto normalize = [&](int64_t first, int64_t n) {
+    return RmsNorm(hidden + first * info.hidden, parts_.weights->output_norm(), n, info.hidden,
+                   static_cast<float>(info.rms_epsilon), rows.type, rows.normalized, parts_.stream);
+  };
+  if (rows.tokens() <= kBlockRows) {
+    for (int64_t t = 0; t < count; t += kFewTokens) {
+      const int64_t n = std::min<int64_t>(kFewTokens, count - t);
+      AKV_RETURN_IF_ERROR(normalize(t, n));
+      AKV_RETURN_IF_ERROR(MultiplyFew(w, static_cast<const float*>(rows.normalized), n, bias, false,
+                                      logits + t * w.outputs, parts_.stream));
+    }
+    return {};
   }
-  return {};
+  AKV_RETURN_IF_ERROR(normalize(0, count));
+  if (IsPlain(w, rows.type)) {
+    AKV_RETURN_IF_ERROR(
+        parts_.blas->Multiply(w.data, rows.normalized, rows.type, count, w.inputs, w.outputs, false, logits));
+  } else {
+    // In slabs of rows, where layers' weights are otherwise.
+    AKV_RETURN_IF_ERROR(MakeExpanded());
+    ForgetExpanded();
+    const int64_t slab = static_cast<int64_t>(expanded_.size_bytes()) / (w.inputs * SizeOf(rows.type));
+    for (int64_t first = 0; first < w.outputs; first += slab) {
+      const int64_t n = std::min(slab, w.outputs - first);
+      AKV_RETURN_IF_ERROR(Dequantize(w, first, n, rows.type, expanded_.data(), parts_.stream));
+      AKV_RETURN_IF_ERROR(parts_.blas->Multiply(expanded_.data(), rows.normalized, rows.type, count, w.inputs, n, false,
+                                                logits + first, w.outputs));
+    }
+  }
+  return bias == nullptr ? Status() : AddBias(logits, bias, count, w.outputs, parts_.stream);
 }
 
 }  // namespace anchorkv::cuda

@@ -65,13 +65,18 @@ class Transformer {
   // hidden [tokens, hidden] goes through a layer. `attend` reads q, k, v of `rows` and writes `attended`.
   Status RunLayer(int layer, float* hidden, int64_t tokens, const Activations& rows,
                   const std::function<Status()>& attend) const;
-  // logits [count, vocab] f32 of rows of hidden states; `rows` for scratch.
-  Status Logits(const float* hidden, int64_t count, const Activations& rows, float* logits) const;
+  // logits [count, vocab] f32 of rows of hidden states; `rows` for scratch, whose size decides how products are formed
+  // as in RunLayer: if it is of more than kBlockRows, count must be within it.
+  Status Logits(const float* hidden, int64_t count, const Activations& rows, float* logits);
+  // The next Expand does its work even if the layer is the last one's. For captured steps, which bring other weights
+  // into that memory whenever they run.
+  void ForgetExpanded() noexcept { expanded_layer_ = -1; }
   int64_t bytes() const noexcept { return static_cast<int64_t>(expanded_.size_bytes()); }
 
  private:
   Status Multiply(const DeviceMatrix& w, const void* x, int64_t tokens, const Activations& rows, const float* bias,
                   bool add, float* y) const;
+  Status MakeExpanded();
   // Where a matrix of the expanded layer is in the type of products.
   const void* Expanded(const DeviceMatrix& w) const;
 
