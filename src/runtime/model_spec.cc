@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/alloc_guard.h"
 #include "ggml-cpu.h"
 
 namespace anchorkv {
@@ -365,9 +366,11 @@ Result<ModelSpec> ReadModelSpec(const GgufFile& file) {
 }
 
 Result<ModelInfo> ReadModelInfo(const std::string& path) {
-  AKV_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
-  AKV_ASSIGN_OR_RETURN(ModelSpec spec, ReadModelSpec(file));
-  return std::move(spec.info);
+  return GuardAllocation("a model's description", [&]() -> Result<ModelInfo> {
+    AKV_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
+    AKV_ASSIGN_OR_RETURN(ModelSpec spec, ReadModelSpec(file));
+    return std::move(spec.info);
+  });
 }
 
 }  // namespace anchorkv
