@@ -12,7 +12,8 @@
 namespace anchorkv {
 
 Result<std::unique_ptr<Engine>> HostEngine::Make(const GgufFile& file, ModelSpec spec,
-                                                 std::shared_ptr<const RopeTable> rope, const EngineOptions& options) {
+                                                 const std::shared_ptr<const RopeTable>& rope,
+                                                 const EngineOptions& options) {
   std::unique_ptr<HostEngine> engine(new HostEngine());
   engine->spec_ = std::move(spec);
   {
@@ -73,7 +74,7 @@ Status HostEngine::Prefill(std::span<const int32_t> tokens, std::span<KvCache* c
     }
     CacheFiller filler(parts_, own, static_cast<int64_t>(tokens.size()));
     AKV_ASSIGN_OR_RETURN(const auto prefill, Prefill::Make(parts_, tokens, &filler));
-    const Status status = prefill->Run(logits, timing, progress);
+    Status status = prefill->Run(logits, timing, progress);
     prefill_memory_ = prefill->memory();
     return status;
   });
