@@ -210,8 +210,8 @@ Status ReadGemma(const GgufFile& file, ModelSpec* spec) {
   // libllama rounds the scale to float.
   spec->embedding_scale = std::sqrt(static_cast<float>(info.hidden));
   if (info.layers == kLayersOf27B) {
-    spec->query_scale = std::sqrt(static_cast<double>(info.head_dim) /
-                                  static_cast<double>(info.hidden / info.q_heads));  // whole, as in libllama
+    const int width = info.hidden / info.q_heads;  // whole, as in libllama
+    spec->query_scale = std::sqrt(static_cast<double>(info.head_dim) / width);
   }
   AKV_RETURN_IF_ERROR(file.Read("gemma3.final_logit_softcapping", Need::kOptional, &spec->logit_softcap));
   if (!(std::isfinite(spec->logit_softcap) && spec->logit_softcap >= 0.0)) {
