@@ -15,15 +15,17 @@ if(ANCHORKV_SANITIZE)
   target_link_options(anchorkv_flags INTERFACE -fsanitize=${ANCHORKV_SANITIZE})
 endif()
 
+# The library and the programs are free of silent conversions too (GCC's warning; clang's of that name asks for more).
+add_library(anchorkv_strict_flags INTERFACE)
+target_link_libraries(anchorkv_strict_flags INTERFACE anchorkv_flags)
+target_compile_options(anchorkv_strict_flags INTERFACE
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wconversion>)
+
 function(anchorkv_room name)
   cmake_parse_arguments(ROOM "" "" "SOURCES;FLAGS;LIBS" ${ARGN})
   add_library(anchorkv_${name} OBJECT ${ROOM_SOURCES})
   target_include_directories(anchorkv_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_compile_options(anchorkv_${name} PRIVATE ${ROOM_FLAGS})
-  # Rooms of plain C++ are held free of silent conversions too (GCC's warning; clang's of that name asks for more).
-  if(name MATCHES "^(base|metrics|codec|cache|store|capi)$")
-    target_compile_options(anchorkv_${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wconversion>)
-  endif()
-  target_link_libraries(anchorkv_${name} PUBLIC ${ROOM_LIBS} PRIVATE $<BUILD_INTERFACE:anchorkv_flags>)
+  target_link_libraries(anchorkv_${name} PUBLIC ${ROOM_LIBS} PRIVATE $<BUILD_INTERFACE:anchorkv_strict_flags>)
 endfunction()

@@ -18,7 +18,7 @@ namespace {
 
 uint32_t RandomSeed() {
   static thread_local std::mt19937 source{std::random_device{}()};
-  return source();
+  return static_cast<uint32_t>(source());  // std::mt19937 has 32 bits in a wider type
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct HeadsView {
   T* row(int64_t head, int64_t token) const noexcept { return data + head * head_stride + token * token_stride; }
 
   // A view of mutable data converts to a view of const data.
-  operator HeadsView<const T>() const noexcept requires(!std::is_const_v<T>) {
+  operator HeadsView<const T>() const noexcept requires(!std::is_const_v<T>) {  // NOLINT: implicit
     return {data, heads, tokens, head_dim, head_stride, token_stride};
   }
 };

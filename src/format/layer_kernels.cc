@@ -142,7 +142,7 @@ int64_t ChooseCheapestPlainly(const float* const* errors, const float* costs, co
   int64_t total = 0;
   for (int64_t i = 0; i < count; ++i) {
     int best = 0;
-    float least = errors[0][i] + costs[0];
+    float least = errors[0][i] + costs[0];  // NOLINT: there is at least one option
     for (int o = 1; o < options; ++o) {
       const float cost = errors[o][i] + costs[o];
       if (!(cost < least)) continue;

@@ -46,34 +46,36 @@ Result<GpuInfo> QueryGpu() {
 }
 
 Result<std::unique_ptr<Engine>> Engine::Load(const std::string& path, const EngineOptions& options) {
-  AKV_RETURN_IF_ERROR(CheckRange("the number of threads", options.threads, 0, kMaxThreads));
-  AKV_RETURN_IF_ERROR(CheckRange("the prefill chunk", options.chunk, 1, kMaxChunk));
-  AKV_RETURN_IF_ERROR(CheckRange("the context", options.max_context, 0, kMaxContext));
-  AKV_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
-  AKV_ASSIGN_OR_RETURN(ModelSpec spec, ReadModelSpec(file));
-  const ModelInfo& info = spec.info;
-  const int64_t context = options.max_context > 0 ? options.max_context : info.context;
-  AKV_ASSIGN_OR_RETURN(std::shared_ptr<const RopeTable> rope, RopeTable::Make(info.rope, info.head_dim, context));
-  EngineOptions resolved = options;
-  if (resolved.threads == 0) resolved.threads = std::clamp(omp_get_num_procs(), 1, kMaxThreads);
+  return GuardAllocation("a model", [&]() -> Result<std::unique_ptr<Engine>> {
+    AKV_RETURN_IF_ERROR(CheckRange("the number of threads", options.threads, 0, kMaxThreads));
+    AKV_RETURN_IF_ERROR(CheckRange("the prefill chunk", options.chunk, 1, kMaxChunk));
+    AKV_RETURN_IF_ERROR(CheckRange("the context", options.max_context, 0, kMaxContext));
+    AKV_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
+    AKV_ASSIGN_OR_RETURN(ModelSpec spec, ReadModelSpec(file));
+    const ModelInfo& info = spec.info;
+    const int64_t context = options.max_context > 0 ? options.max_context : info.context;
+    AKV_ASSIGN_OR_RETURN(std::shared_ptr<const RopeTable> rope, RopeTable::Make(info.rope, info.head_dim, context));
+    EngineOptions resolved = options;
+    if (resolved.threads == 0) resolved.threads = std::clamp(omp_get_num_procs(), 1, kMaxThreads);
 
-  std::unique_ptr<Engine> engine;
-  if (options.device == Device::kCpu) {
-    AKV_ASSIGN_OR_RETURN(engine, HostEngine::Make(file, std::move(spec), rope, resolved));
-  } else {
-    if (info.architecture != "llama" && info.architecture != "qwen2") {
-      return Unsupported("architecture " + info.architecture +
-                         " is not supported on a GPU yet; supported there: llama, qwen2");
-    }
+    std::unique_ptr<Engine> engine;
+    if (options.device == Device::kCpu) {
+      AKV_ASSIGN_OR_RETURN(engine, HostEngine::Make(file, std::move(spec), rope, resolved));
+    } else {
+      if (info.architecture != "llama" && info.architecture != "qwen2") {
+        return Unsupported("architecture " + info.architecture +
+                           " is not supported on a GPU yet; supported there: llama, qwen2");
+      }
 #ifdef ANCHORKV_HAS_CUDA
-    AKV_ASSIGN_OR_RETURN(engine, cuda::CudaEngine::Make(file, std::move(spec), rope, resolved));
+      AKV_ASSIGN_OR_RETURN(engine, cuda::CudaEngine::Make(file, std::move(spec), rope, resolved));
 #else
-    return NoCuda();
+      return NoCuda();
 #endif
-  }
-  engine->rope_ = std::move(rope);
-  engine->threads_ = resolved.threads;
-  return engine;
+    }
+    engine->rope_ = std::move(rope);
+    engine->threads_ = resolved.threads;
+    return engine;
+  });
 }
 
 CacheConfig Engine::cache_config() const {

@@ -72,6 +72,8 @@ struct EngineOptions {
       nullptr;  // of the CPU; nullptr: CpuBackend() where this build has it, else ReferenceBackend()
 };
 
+// Everything that returns a status returns kOutOfMemory when our memory runs out, and what it worked on is as it was,
+// prompts apart; where ggml gets none it ends the process.
 class Engine {
  public:
   // kUnsupported when the device is not part of this build or does not run such models, kNotFound when the machine does

@@ -20,7 +20,8 @@ namespace anchorkv {
 class HostEngine final : public Engine {
  public:
   static Result<std::unique_ptr<Engine>> Make(const GgufFile& file, ModelSpec spec,
-                                              std::shared_ptr<const RopeTable> rope, const EngineOptions& options);
+                                              const std::shared_ptr<const RopeTable>& rope,
+                                              const EngineOptions& options);
 
   const ModelInfo& info() const noexcept override { return spec_.info; }
   std::string device_name() const override { return "CPU"; }

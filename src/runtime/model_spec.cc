@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/alloc_guard.h"
 #include "ggml-cpu.h"
 
 namespace anchorkv {
@@ -209,7 +210,8 @@ Status ReadGemma(const GgufFile& file, ModelSpec* spec) {
   // libllama rounds the scale to float.
   spec->embedding_scale = std::sqrt(static_cast<float>(info.hidden));
   if (info.layers == kLayersOf27B) {
-    spec->query_scale = std::sqrt(static_cast<double>(info.head_dim) / (info.hidden / info.q_heads));
+    const int width = info.hidden / info.q_heads;  // whole, as in libllama
+    spec->query_scale = std::sqrt(static_cast<double>(info.head_dim) / width);
   }
   AKV_RETURN_IF_ERROR(file.Read("gemma3.final_logit_softcapping", Need::kOptional, &spec->logit_softcap));
   if (!(std::isfinite(spec->logit_softcap) && spec->logit_softcap >= 0.0)) {
@@ -365,9 +367,11 @@ Result<ModelSpec> ReadModelSpec(const GgufFile& file) {
 }
 
 Result<ModelInfo> ReadModelInfo(const std::string& path) {
-  AKV_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
-  AKV_ASSIGN_OR_RETURN(ModelSpec spec, ReadModelSpec(file));
-  return std::move(spec.info);
+  return GuardAllocation("a model's description", [&]() -> Result<ModelInfo> {
+    AKV_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
+    AKV_ASSIGN_OR_RETURN(ModelSpec spec, ReadModelSpec(file));
+    return std::move(spec.info);
+  });
 }
 
 }  // namespace anchorkv

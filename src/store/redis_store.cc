@@ -91,21 +91,10 @@ class RedisStore final : public ContextStore {
   RedisStore(Address address, int64_t limit_bytes) : address_(std::move(address)), limit_(limit_bytes) {}
 
   Status Connect() {
-    const timeval connect_time = {kConnectSeconds, 0};
-    connection_.reset(redisConnectWithTimeout(address_.host.c_str(), address_.port, connect_time));
-    if (connection_ == nullptr || connection_->err != 0) {
-      const std::string why = connection_ == nullptr ? "no memory" : connection_->errstr;
-      connection_.reset();
-      return Internal("no Redis server answers at " + address_.name() + ": " + why);
-    }
-    redisSetTimeout(connection_.get(), connect_time);
-    if (!address_.password.empty()) AKV_RETURN_IF_ERROR(Run({"AUTH", address_.password}).status());
-    if (address_.database != 0) {
-      AKV_RETURN_IF_ERROR(Run({"SELECT", std::to_string(address_.database)}).status());
-    }
-    AKV_RETURN_IF_ERROR(Run({"PING"}).status());
-    redisSetTimeout(connection_.get(), {kCommandSeconds, 0});
-    return {};
+    Status status = GuardAllocation("a connection", [&] { return OpenConnection(); });
+    // A connection that has not said who it is and which database it means must not be used.
+    if (!status.ok()) connection_.reset();
+    return status;
   }
 
   Result<std::shared_ptr<const StoredContext>> Get(const ContextKey& key) override {
@@ -150,9 +139,11 @@ class RedisStore final : public ContextStore {
       const std::lock_guard lock(mutex_);
       AKV_RETURN_IF_ERROR(Connected());
       AKV_RETURN_IF_ERROR(MakeRoom(key, bytes));
-      // Written aside and renamed: readers see a whole context or none.
-      const std::string aside =
-          kContext + key.Text() + ":" + std::to_string(getpid()) + ":" + std::to_string(++writes_);
+      // Written aside and renamed: readers see a whole context or none. It stays for good when all else is done: what
+      // fails in between goes by itself.
+      const std::string name = kContext + key.Text();
+      const std::string aside = name + ":" + std::to_string(getpid()) + ":" + std::to_string(++writes_);
+      AKV_RETURN_IF_ERROR(Run({"SET", aside, "", "EX", kUnfinishedSeconds}).status());
       for (std::span<const std::byte> piece : image.pieces()) {
         while (!piece.empty()) {
           const auto slice = piece.first(std::min(piece.size(), kSlice));
@@ -162,11 +153,11 @@ class RedisStore final : public ContextStore {
           AKV_RETURN_IF_ERROR(Run({"EXPIRE", aside, kUnfinishedSeconds}).status());
         }
       }
-      AKV_RETURN_IF_ERROR(Run({"PERSIST", aside}).status());
-      AKV_RETURN_IF_ERROR(Run({"RENAME", aside, kContext + key.Text()}).status());
+      AKV_RETURN_IF_ERROR(Run({"RENAME", aside, name}).status());
       AKV_RETURN_IF_ERROR(Run({"HSET", kBytes, key.Text(), std::to_string(bytes)}).status());
       AKV_RETURN_IF_ERROR(Run({"HSET", kTokens, key.Text(), std::to_string(context->tokens.size())}).status());
-      return Run({"ZADD", kUsed, Now(), key.Text()}).status();
+      AKV_RETURN_IF_ERROR(Run({"ZADD", kUsed, Now(), key.Text()}).status());
+      return Run({"PERSIST", name}).status();
     });
   }
 
@@ -197,6 +188,26 @@ class RedisStore final : public ContextStore {
     return std::to_string(int64_t{now.tv_sec} * 1000000 + now.tv_nsec / 1000);
   }
 
+  Status OpenConnection() {
+    const timeval connect_time = {kConnectSeconds, 0};
+    connection_.reset(redisConnectWithTimeout(address_.host.c_str(), address_.port, connect_time));
+    if (connection_ == nullptr) return NotEnoughMemory("a connection");
+    if (connection_->err != 0) return Failure("no Redis server answers at ", *connection_);
+    redisSetTimeout(connection_.get(), connect_time);
+    if (!address_.password.empty()) AKV_RETURN_IF_ERROR(Run({"AUTH", address_.password}).status());
+    if (address_.database != 0) {
+      AKV_RETURN_IF_ERROR(Run({"SELECT", std::to_string(address_.database)}).status());
+    }
+    AKV_RETURN_IF_ERROR(Run({"PING"}).status());
+    redisSetTimeout(connection_.get(), {kCommandSeconds, 0});
+    return {};
+  }
+
+  Status Failure(const char* what, const redisContext& connection) const {
+    if (connection.err == REDIS_ERR_OOM) return NotEnoughMemory("a command to Redis");
+    return Internal(what + address_.name() + ": " + connection.errstr);
+  }
+
   Status Connected() {
     if (connection_ != nullptr) return {};
     const auto start = std::chrono::steady_clock::now();
@@ -217,9 +228,8 @@ class RedisStore final : public ContextStore {
     Reply reply(static_cast<redisReply*>(
         redisCommandArgv(connection_.get(), static_cast<int>(texts.size()), texts.data(), lengths.data())));
     if (reply == nullptr) {
-      const std::string why = connection_->errstr;
-      connection_.reset();  // the connection is of no use any more
-      return Internal("Redis at " + address_.name() + ": " + why);
+      const auto broken = std::move(connection_);  // of no use any more
+      return Failure("Redis at ", *broken);
     }
     if (reply->type == REDIS_REPLY_ERROR) {
       return Internal("Redis at " + address_.name() + ": " + std::string(reply->str, reply->len));
@@ -285,7 +295,9 @@ Result<std::unique_ptr<ContextStore>> MakeRedisStore(const std::string& address,
                              "' is no address of a Redis server; allowed is [PASSWORD@]HOST[:PORT][/DATABASE]");
     }
     auto store = std::make_unique<RedisStore>(*parsed, limit_bytes);
-    if (const Status status = store->Connect(); !status.ok()) return NotFound(status.message());
+    if (Status status = store->Connect(); !status.ok()) {
+      return status.code() == StatusCode::kOutOfMemory ? std::move(status) : NotFound(status.message());
+    }
     return std::unique_ptr<ContextStore>(std::move(store));
   });
 }

@@ -1,11 +1,11 @@
 // Every allocation of every library call fails once, alone and with all that follow: the call says kOutOfMemory,
 // nothing leaks, what it worked on is as it was, and the same call then gives what it gives without any failure.
+// The C interface, Redis and the runtime have tests of their own: tests/capi, redis_out_of_memory_test.cc,
+// tests/runtime.
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,63 +15,17 @@
 #include "cache/cache_driver.h"
 #include "store/context_store.h"
 #include "store/segment_file.h"
-#include "support/failing_allocation.h"
+#include "support/fail_each.h"
 #include "support/stored_contexts.h"
 
 namespace anchorkv {
 namespace {
 
 namespace fs = std::filesystem;
+using test::FailEach;
+using test::FailEachIfAny;
 using test::Failing;
-
-// Runs `call` with its first, second, ... allocation failing until none fails any more. Between the calls `check`
-// looks whether what they work on is unchanged; the last call of each round succeeds and `undo` takes its effect back.
-void FailEach(const std::string& what, const std::function<Status()>& call, const std::function<void()>& check = {},
-              const std::function<void()>& undo = {}) {
-  const Status first = call();
-  ASSERT_TRUE(first.ok()) << what << ": " << first.message();  // fills tables that are made once
-  if (undo) undo();
-  for (const Failing which : {Failing::kOne, Failing::kAllLater}) {
-    for (int64_t n = 1;; ++n) {
-      const std::string where =
-          what + ", allocation " + std::to_string(n) + (which == Failing::kAllLater ? " and all later ones" : "");
-      ASSERT_LT(n, 20000) << where;
-      const int64_t blocks = test::LiveBlocks(), bytes = GetAllocationStats().current_bytes;
-      bool ok = false, out_of_memory = false, failed = false;
-      try {
-        test::FailAllocation(n, which);
-        const Status status = call();
-        failed = test::StopFailing();
-        ok = status.ok();
-        out_of_memory = status.code() == StatusCode::kOutOfMemory && !status.message().empty();
-      } catch (const std::bad_alloc&) {
-        test::StopFailing();
-        FAIL() << where << " throws";
-      }
-      if (!failed) {
-        ASSERT_TRUE(ok) << where;
-        if (undo) undo();
-        ASSERT_GT(n, 1) << what << " allocates nothing";
-        break;
-      }
-      // An algorithm of the standard library may do without what it did not get.
-      ASSERT_TRUE(ok || out_of_memory) << where;
-      if (ok && undo) undo();
-      if (!ok) {
-        ASSERT_EQ(test::LiveBlocks(), blocks) << where;
-        ASSERT_EQ(GetAllocationStats().current_bytes, bytes) << where;
-      }
-      if (check) check();
-      if (::testing::Test::HasFailure()) return;
-    }
-  }
-}
-
-// The status of a result that is thrown away.
-template <typename T>
-Status StatusOf(Result<T> result) {
-  return std::move(result).status();
-}
+using test::StatusOf;
 
 constexpr int64_t kTokens = 70;
 
@@ -94,13 +48,6 @@ std::vector<std::byte> BytesOf(const std::shared_ptr<const Segment>& segment) {
 CodecOptions Codec(Profile profile) { return test::SmallCodec(profile, kTokens); }
 
 constexpr Profile kProfiles[] = {Profile::kPaper, Profile::kBlend, Profile::kAdaptive};
-
-// One thread: which allocation is the n-th does not depend on timing then.
-class OneThread : public ::testing::Environment {
-  void SetUp() override { omp_set_num_threads(1); }
-};
-[[maybe_unused]] const ::testing::Environment* const kOneThread =
-    ::testing::AddGlobalTestEnvironment(new OneThread);  // owned by GoogleTest
 
 // What a thread of a loop throws is thrown behind the loop.
 TEST(OutOfMemory, InsideAParallelLoop) {
@@ -192,15 +139,8 @@ TEST(OutOfMemory, ReadingASegment) {
       const auto segment = CompressLayer(data.input(), Codec(profile), *backend).value();
       std::vector<float> rows(static_cast<size_t>(2 * 2 * kTokens * 16));
       const auto view = [&](float* at) { return HeadMajor(at, 2, kTokens, 16); };
-      // Where nothing is allocated nothing can fail.
-      const auto read = [&] { return segment->Dequantize(view(rows.data()), view(rows.data() + rows.size() / 2)); };
-      test::FailAllocation(1, Failing::kAllLater);
-      const Status without_memory = read();
-      if (test::StopFailing()) {
-        FailEach(backend->name() + " " + std::string(Name(profile)), read);
-      } else {
-        EXPECT_TRUE(without_memory.ok());
-      }
+      FailEachIfAny(backend->name() + " " + std::string(Name(profile)),
+                    [&] { return segment->Dequantize(view(rows.data()), view(rows.data() + rows.size() / 2)); });
     }
   }
 }

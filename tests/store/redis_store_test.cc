@@ -1,102 +1,36 @@
 // Contexts in a Redis server that the test starts on a free port. Skipped, with a message, where there is none.
 #include "store/redis_store.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <thread>
 
-#include "support/stored_contexts.h"
+#include "support/redis_server.h"
 
 namespace anchorkv::test {
 namespace {
 
-using namespace std::chrono_literals;
-
-int FreePort() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  bind(socket, reinterpret_cast<sockaddr*>(&address), size);
-  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  close(socket);
-  return ntohs(address.sin_port);
-}
-
 class RedisTest : public testing::Test {
  protected:
   void SetUp() override {
-    port_ = FreePort();
-    Start();
+    store_ = server_.Start();
     if (store_ == nullptr) GTEST_SKIP() << "redis-server does not run here (package redis-server)";
   }
-  void TearDown() override { Stop(); }
 
-  void Start() {
-    const std::string port = std::to_string(port_);
-    pid_ = fork();
-    if (pid_ == 0) {
-      const int nowhere = open("/dev/null", O_RDWR);
-      dup2(nowhere, STDOUT_FILENO);
-      dup2(nowhere, STDERR_FILENO);
-      execlp("redis-server", "redis-server", "--port", port.c_str(), "--bind", "127.0.0.1", "--save", "",
-             "--appendonly", "no", "--requirepass", "se@cret", nullptr);
-      _exit(127);
-    }
-    for (int i = 0; i < 100 && store_ == nullptr; ++i) {
-      std::this_thread::sleep_for(50ms);
-      if (waitpid(pid_, nullptr, WNOHANG) == pid_) {
-        pid_ = -1;
-        return;
-      }
-      auto made = Make();
-      if (made.ok()) store_ = std::move(*made);
-    }
-  }
-  void Stop() {
-    if (pid_ < 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  Result<std::unique_ptr<ContextStore>> Make(int64_t limit = 0) const {
-    return MakeRedisStore("se@cret@127.0.0.1:" + std::to_string(port_) + "/1", limit);
-  }
-
-  static std::shared_ptr<const StoredContext> Numbered(int i) {
-    static const StoredContext base = CompressedContext(Profile::kBlend);
-    auto context = std::make_shared<StoredContext>(base);
-    context->tokens[0] = i;
-    return context;
-  }
-  static ContextKey Key(int i) {
-    const auto context = Numbered(i);
-    return KeyOf(context->model, context->config, context->tokens);
-  }
+  static ContextKey Key(int i) { return NumberedKey(i); }
   bool Has(int i) {
     const std::vector<StoredEntry> list = store_->List().value();
     return std::any_of(list.begin(), list.end(), [&](const StoredEntry& entry) { return entry.key == Key(i); });
   }
 
-  int port_ = 0;
-  pid_t pid_ = -1;
+  RedisServer server_;
   std::unique_ptr<ContextStore> store_;
 };
 
 TEST_F(RedisTest, WhatOnePutsAnotherGets) {
   EXPECT_EQ(store_->Get(Key(1)).status().code(), StatusCode::kNotFound);
   ASSERT_TRUE(store_->Put(Key(1), Numbered(1)).ok());
-  const auto other = std::move(Make()).value();
+  const auto other = std::move(server_.Connect()).value();
   const auto found = Find(other.get(), Numbered(1)->model, Numbered(1)->config, Numbered(1)->tokens);
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ((*found)->tokens, Numbered(1)->tokens);
@@ -118,7 +52,7 @@ TEST_F(RedisTest, WhatOnePutsAnotherGets) {
 
 TEST_F(RedisTest, TheLeastRecentlyUsedGoesFirst) {
   const auto bytes = static_cast<int64_t>(ContextImage::Make(*Numbered(0))->total_bytes());
-  store_ = std::move(Make(3 * bytes)).value();
+  store_ = std::move(server_.Connect(3 * bytes)).value();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(store_->Put(Key(i), Numbered(i)).ok());
   ASSERT_TRUE(store_->Get(Key(0)).ok());
   ASSERT_TRUE(store_->Put(Key(3), Numbered(3)).ok());
@@ -126,18 +60,18 @@ TEST_F(RedisTest, TheLeastRecentlyUsedGoesFirst) {
   EXPECT_FALSE(Has(1));
   ASSERT_TRUE(store_->Put(Key(3), Numbered(3)).ok());  // again: in its own place
   EXPECT_EQ(store_->List()->size(), 3u);
-  store_ = std::move(Make(bytes - 1)).value();
+  store_ = std::move(server_.Connect(bytes - 1)).value();
   EXPECT_EQ(store_->Put(Key(4), Numbered(4)).code(), StatusCode::kInfeasible);
 }
 
 TEST_F(RedisTest, AServerThatGoesAndComesBack) {
   ASSERT_TRUE(store_->Put(Key(1), Numbered(1)).ok());
-  Stop();
+  server_.Stop();
   EXPECT_FALSE(store_->Get(Key(1)).ok());
   EXPECT_FALSE(store_->Put(Key(2), Numbered(2)).ok());
   EXPECT_FALSE(store_->List().ok());
   const auto kept = std::move(store_);  // an old store connects again
-  Start();
+  store_ = server_.Start();
   ASSERT_NE(store_, nullptr);
   EXPECT_EQ(kept->Get(Key(1)).status().code(), StatusCode::kNotFound);  // this Redis kept nothing
   EXPECT_TRUE(kept->Put(Key(2), Numbered(2)).ok());

@@ -13,7 +13,10 @@ std::atomic<bool> g_all_later{false};
 std::atomic<bool> g_failed{false};
 std::atomic<int64_t> g_live{0};
 
+thread_local bool t_spared = false;
+
 bool Fails() {
+  if (t_spared) return false;
   if (g_failed.load()) return g_all_later.load();
   if (g_until_failure.load() == 0 || g_until_failure.fetch_sub(1) != 1) return false;
   g_failed.store(true);
@@ -59,6 +62,9 @@ bool StopFailing() {
   g_all_later.store(false);
   return g_failed.exchange(false);
 }
+
+Spared::Spared() : before_(t_spared) { t_spared = true; }
+Spared::~Spared() { t_spared = before_; }
 
 int64_t LiveBlocks() { return g_live.load(); }
 

@@ -12,6 +12,17 @@ enum class Failing { kOne, kAllLater };
 void FailAllocation(int64_t n, Failing which);
 // Allocations succeed again. Whether one has failed.
 bool StopFailing();
+// While one lives, the thread's allocations are not failed: for code that is not ours.
+class Spared {
+ public:
+  Spared();
+  ~Spared();
+  Spared(const Spared&) = delete;
+  Spared& operator=(const Spared&) = delete;
+
+ private:
+  const bool before_;
+};
 // Blocks that have been allocated and not freed.
 int64_t LiveBlocks();
 
