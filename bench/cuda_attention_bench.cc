@@ -1,6 +1,7 @@
-// Time of one layer's decode attention over a segment of the adaptive profile on the GPU, nothing of it in the cache:
-// a CUDA graph of many layers with bytes of their own. Prints JSON lines (docs: bench/README.md);
-// bench/dense_attention.py runs it beside dense kernels.
+// Time of one layer's decode attention over a segment of the adaptive profile and a tail of 64 rows on the GPU, over
+// the segment alone, and over the segment by the kernel that rebuilds tiles; nothing of it in the cache: a CUDA graph
+// of many layers with bytes of their own. Prints JSON lines (docs: bench/README.md); bench/dense_attention.py runs it
+// beside dense kernels.
 //
 //   cuda_attention_bench [tokens kv_heads gqa_ratio head_dim]...
 #include <cuda_runtime_api.h>
@@ -19,6 +20,7 @@ namespace anchorkv::cuda {
 namespace {
 
 constexpr int kReplays = 9;
+constexpr int64_t kTailRows = 64;
 constexpr size_t kColdBytes = size_t{300} << 20;  // several times the cache of an H200
 
 void Check(const Status& status) {
@@ -107,22 +109,34 @@ void Run(int64_t tokens, int kv_heads, int gqa_ratio, int head_dim) {
   out.data = output->data();
   out.token_stride = queries.token_stride;
   out.head_stride = head_dim;
-  const auto time = [&](bool fused, bool merge) {
+  const std::vector<uint16_t> zeros(static_cast<size_t>(2 * kv_heads * kTailRows * head_dim));
+  const DeviceBuffer tail_rows = Send(zeros.data(), zeros.size() * sizeof(uint16_t));
+  DeviceDense tail;
+  tail.keys = {tail_rows.data(), Element::kF16, kv_heads, kTailRows, head_dim, kTailRows * head_dim, head_dim};
+  tail.values = tail.keys;
+  tail.last = tail.visible = kTailRows;
+  const auto time = [&](const auto& attend) {
     return Time(layers, [&](int i, Stream stream) {
       const DeviceSpectralSegment segment{data.layout, segments[static_cast<size_t>(i)].data(), 0};
-      const PartialStates all = states->states(rows);
-      Check(fused ? DecodeSpectral(segment, rope_table->rope(), queries, all, stream)
-                  : AttendSpectral(segment, rope_table->rope(), queries, 0, tokens, all, stream));
-      if (merge) Check(MergeStates(all, {}, head_dim, static_cast<int>(rows), out, stream));
+      Check(attend(segment, states->states(rows), stream));
     });
   };
   const double dense = 2.0 * 2.0 * static_cast<double>(tokens) * kv_heads * head_dim;
-  const double fused = time(true, true), kernel = time(true, false), tiles = time(false, true);
+  const double step = time([&](const auto& segment, const PartialStates& all, Stream stream) {
+    return DecodeSpectralStep(segment, rope_table->rope(), queries, tail, all, out, stream);
+  });
+  const double alone = time([&](const auto& segment, const PartialStates& all, Stream stream) {
+    return DecodeSpectral(segment, rope_table->rope(), queries, all, stream);
+  });
+  const double tiles = time([&](const auto& segment, const PartialStates& all, Stream stream) -> Status {
+    AKV_RETURN_IF_ERROR(AttendSpectral(segment, rope_table->rope(), queries, 0, tokens, all, stream));
+    return MergeStates(all, {}, head_dim, static_cast<int>(rows), out, stream);
+  });
   std::printf(
       "{\"tokens\": %lld, \"kv_heads\": %d, \"gqa_ratio\": %d, \"head_dim\": %d, \"ratio\": %.2f, "
-      "\"parts\": %d, \"us\": %.2f, \"us_without_merge\": %.2f, \"us_tiles\": %.2f}\n",
-      static_cast<long long>(tokens), kv_heads, gqa_ratio, head_dim, dense / static_cast<double>(bytes), parts, fused,
-      kernel, tiles);
+      "\"parts\": %d, \"us\": %.2f, \"us_without_tail\": %.2f, \"us_tiles\": %.2f}\n",
+      static_cast<long long>(tokens), kv_heads, gqa_ratio, head_dim, dense / static_cast<double>(bytes), parts, step,
+      alone, tiles);
   std::fflush(stdout);
 }
 

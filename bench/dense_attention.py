@@ -73,7 +73,7 @@ def main():
         torch.cuda.empty_cache()
         best = min(other.values())
         print(
-            f"| {shape[0]} | {shape[1]} x {shape[2]} | {shape[3]} | {ours['ratio']} | {ours['us']} ({ours['us_without_merge']}) |"
+            f"| {shape[0]} | {shape[1]} x {shape[2]} | {shape[3]} | {ours['ratio']} | {ours['us']} ({ours['us_without_tail']}) |"
             f" {ours['us_tiles']} | {other.get('flash', 0):.1f} | {other.get('cudnn', 0):.1f} | {best / ours['us']:.2f} |",
             flush=True,
         )

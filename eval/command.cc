@@ -147,6 +147,7 @@ class Evaluation {
 
   Status RunText();
   Result<std::vector<Unit>> Units();
+  bool IsComplete(const Unit& unit);
   Result<Sample> MakeSample(const Unit& unit) const;
   Status RunSample(const Sample& sample);
   void Summarize() const;
@@ -283,6 +284,20 @@ Result<std::vector<Evaluation::Unit>> Evaluation::Units() {
   return units;
 }
 
+// Without making the sample, which takes a third of a second: known of RULER, which asks one question of each.
+bool Evaluation::IsComplete(const Unit& unit) {
+  if (options_.suite != "ruler") return false;
+  Sample sample;
+  sample.suite = options_.suite;
+  sample.task = unit.task;
+  sample.index = static_cast<int>(unit.index);
+  sample.length = unit.length;
+  const Runner::Hooks hooks = Hooks();
+  const std::vector<Protocol>& protocols = runner_->options().protocols;
+  return std::none_of(protocols.begin(), protocols.end(),
+                      [&](Protocol protocol) { return runner_->Wants(sample, 0, protocol, hooks); });
+}
+
 Result<Sample> Evaluation::MakeSample(const Unit& unit) const {
   if (options_.suite == "documents") {
     return ReadDocumentSample(unit.task, static_cast<int>(unit.index), static_cast<int>(options_.predict));
@@ -326,13 +341,13 @@ Status Evaluation::RunText() {
 Status Evaluation::Run() {
   if (options_.suite == "ppl") return RunText();
   AKV_ASSIGN_OR_RETURN(const std::vector<Unit> units, Units());
-  Ticker ticker(static_cast<int64_t>(units.size()) / shard_.count);
   int64_t number = 0;
   std::map<std::string, std::string> gaps;
   std::vector<Unit> mine;
   for (const Unit& unit : units) {
-    if (shard_.Mine(number++)) mine.push_back(unit);
+    if (shard_.Mine(number++) && !IsComplete(unit)) mine.push_back(unit);
   }
+  Ticker ticker(static_cast<int64_t>(mine.size()));
   // The next sample is written while the present one is measured.
   const auto begin_sample = [&](size_t i) {
     return std::async(std::launch::async, [this, unit = mine[i]] { return MakeSample(unit); });

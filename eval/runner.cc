@@ -116,15 +116,16 @@ Row Runner::Identity(const Sample& sample, size_t question, Protocol protocol, c
   return row;
 }
 
+bool Runner::Wants(const Sample& sample, size_t question, Protocol protocol, const Hooks& hooks) const {
+  return std::any_of(options_.configurations.begin(), options_.configurations.end(),
+                     [&](const Configuration& c) { return hooks.wanted(Identity(sample, question, protocol, c)); });
+}
+
 Status Runner::Run(const Sample& sample, const Hooks& hooks) {
-  const auto missing = [&](Protocol protocol, size_t question) {
-    return std::any_of(options_.configurations.begin(), options_.configurations.end(),
-                       [&](const Configuration& c) { return hooks.wanted(Identity(sample, question, protocol, c)); });
-  };
   std::vector<std::pair<Protocol, size_t>> todo;
   for (const Protocol protocol : options_.protocols) {
     for (size_t q = 0; q < sample.questions.size(); ++q) {
-      if (missing(protocol, q)) todo.emplace_back(protocol, q);
+      if (Wants(sample, q, protocol, hooks)) todo.emplace_back(protocol, q);
     }
   }
   if (todo.empty()) return {};

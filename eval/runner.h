@@ -76,6 +76,8 @@ class Runner {
     std::function<bool(int64_t, int64_t)> progress;
   };
   Status Run(const Sample& sample, const Hooks& hooks);
+  // Whether a row of this question is missing; of the sample only its names and numbers are read.
+  bool Wants(const Sample& sample, size_t question, Protocol protocol, const Hooks& hooks) const;
 
   // A record that observes what the configurations need and holds the sample's context.
   struct Prompt {

@@ -460,9 +460,13 @@ TEST(Service, ShutdownFinishesOrReportsEveryRequest) {
   EXPECT_TRUE(Serving::Collect(brief.get()).outcome);
   const auto late = Serving::Collect(endless.get());
   // It may have ended by itself on a fast machine.
-  if (late.failure) EXPECT_EQ(late.failure->http_status, 503);
+  if (late.failure) {
+    EXPECT_EQ(late.failure->http_status, 503);
+  }
   const auto never = Serving::Collect(waiting.get());
-  if (never.failure) EXPECT_EQ(never.failure->code, "shutting_down");
+  if (never.failure) {
+    EXPECT_EQ(never.failure->code, "shutting_down");
+  }
   const auto after = serving.Chat(ChatBody("", "Hello"));
   ASSERT_TRUE(after.failure);
   EXPECT_EQ(after.failure->http_status, 503);
