@@ -30,15 +30,7 @@ class ContextEngineTest : public ::testing::TestWithParam<const char*> {
     engine_ = LoadEngine(path_, {.threads = 2});
   }
 
-  CacheConfig Config(Profile profile) const {
-    CacheConfig config = engine_->cache_config();
-    config.codec = CodecOptions::ForProfile(profile);
-    config.codec.theta = .9;
-    config.codec.window = 8;
-    config.codec.anchors = 20;
-    config.min_tokens = 16;
-    return config;
-  }
+  CacheConfig Config(Profile profile) const { return SmallCompressedConfig(*engine_, profile); }
   std::unique_ptr<KvCache> Prefilled(const CacheConfig& config) {
     auto cache = NewCache(*engine_, config);
     KvCache* caches[] = {cache.get()};

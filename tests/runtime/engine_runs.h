@@ -26,6 +26,17 @@ inline CacheConfig ExactConfig(const Engine& engine) {
   return config;
 }
 
+// Compresses prompts of tiny models, which are short.
+inline CacheConfig SmallCompressedConfig(const Engine& engine, Profile profile) {
+  CacheConfig config = engine.cache_config();
+  config.codec = CodecOptions::ForProfile(profile);
+  config.codec.theta = .9;
+  config.codec.window = 8;
+  config.codec.anchors = 20;
+  config.min_tokens = 16;
+  return config;
+}
+
 inline std::unique_ptr<KvCache> NewCache(const Engine& engine, const CacheConfig& config) {
   auto cache = engine.MakeCache(config);
   EXPECT_TRUE(cache.ok()) << cache.status().message();

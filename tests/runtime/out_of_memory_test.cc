@@ -53,13 +53,7 @@ class RuntimeOutOfMemory : public testing::Test {
   }
   std::unique_ptr<Engine> Tiny() { return LoadEngine(WriteTinyModel(directory_, "tiny", spec_), kOptions); }
   static CacheConfig Compressed(const Engine& engine, Profile profile = Profile::kBlend) {
-    CacheConfig config = engine.cache_config();
-    config.codec = CodecOptions::ForProfile(profile);
-    config.codec.theta = .9;
-    config.codec.window = 8;
-    config.codec.anchors = 20;
-    config.min_tokens = 16;
-    return config;
+    return SmallCompressedConfig(engine, profile);
   }
   std::span<const int32_t> prompt() const { return std::span(tokens_).first(kPrompt); }
 
